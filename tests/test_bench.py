@@ -23,6 +23,8 @@ from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.documents.deepspeed import table_figures
 from ropelab.study.plots import registry as figures
+from ropelab.study.plots.panels import said
+from ropelab.study.topics.performance import roofs
 
 SMALL = Workload("small", 2, 5, 4, 2, 16, 16, torch.float32, first_position=3)
 PEERS = {peer.name: peer for peer in peers.PEERS}
@@ -604,8 +606,10 @@ def synthetic(workloads, contenders, speed) -> pd.DataFrame:
             spread = {"median_us": median, "q20_us": 0.98 * median, "q80_us": 1.03 * median, "samples": 20}
             rows.append(workload.columns | {"contender": name, "status": "ok"} | spread)
     frame = pd.DataFrame(rows)
-    copy = frame[frame.contender.str.startswith(PREFIX)].groupby(list(figures._CELL)).median_us.min()
-    keys = pd.MultiIndex.from_frame(frame[list(figures._CELL)])
+    copy = (
+        frame[frame.contender.str.startswith(PREFIX)].groupby(["cell", "layout", "dtype", "direction"]).median_us.min()
+    )
+    keys = pd.MultiIndex.from_frame(frame[["cell", "layout", "dtype", "direction"]])
     return frame.assign(fraction_of_copy=copy.reindex(keys).to_numpy() / frame.median_us)
 
 
@@ -675,7 +679,8 @@ PUBLISHED = pd.DataFrame(
 DRAWINGS = {
     "document_table": lambda: table_figures.document_table(deepspeed_frame(), "footer"),
     "published_speedups": lambda: table_figures.published_speedups(deepspeed_frame(), PUBLISHED, "footer"),
-    "fraction_of_copy": lambda: figures.fraction_of_copy(dense_frame(), "footer"),
+    "roofline": lambda: roofs.roofline(dense_frame().assign(gpu="a GPU"), "footer"),
+    "speedups": lambda: roofs.speedups(dense_frame().assign(gpu="a GPU"), "footer"),
     "host_time": lambda: figures.host_time(host_frame(), "footer"),
     "tile_sweep": lambda: figures.tile_sweep(tile_frame(), "footer"),
 }
@@ -692,27 +697,30 @@ def test_figures_draw_from_the_records_of_a_smoke_run_without_packages():
     table = deepspeed_frame()
     table = table[(table.cell == table.cell[0]) & (table.dtype == "bfloat16")]
     table = table[~table.contender.str.startswith("torchembed")]
-    assert "not measured over the eager formula" in table_figures.published_speedups(table, PUBLISHED).get_suptitle()
+    assert "not measured over the eager formula" in said(table_figures.published_speedups(table, PUBLISHED))
     table_figures.document_table(table)
     dense = dense_frame()
-    figures.fraction_of_copy(dense[(dense.cell == dense.cell[0]) & (dense.layout == "split_half")])
+    roofs.roofline(dense[(dense.cell == dense.cell[0]) & (dense.layout == "split_half")].assign(gpu="a GPU"))
     host = host_frame()
     figures.host_time(host[host.contender == "ropelab"])
 
 
-def test_titles_follow_the_data():
-    frame = dense_frame()
-    ours = frame.contender == "ropelab"
+def test_maps_and_roofs_of_every_gpu_follow_the_data():
+    frame = pd.concat([dense_frame().assign(gpu=gpu) for gpu in ("A", "B")], ignore_index=True)
+    ours = (frame.contender == "ropelab") & (frame.bytes >= 16_000_000)
     frame.loc[ours, "fraction_of_copy"] = 0.97
-    title = figures.fraction_of_copy(frame).get_suptitle()
-    assert "at 0.97 of" in title and "bar in 32 of 32 cells" in title and "faster in 32 of 32" in title
-    frame.loc[frame[ours].index[0], "fraction_of_copy"] = 0.5
-    title = figures.fraction_of_copy(frame).get_suptitle()
-    assert "at 0.50 to 0.97 of" in title and "31 of 32 cells" in title and "faster in 31 of 32" in title
+    assert "0.97 to 0.97 of a copy" in said(roofs.roofline(frame))
+    peers = frame[frame.contender.isin(("ropelab", "hf_eager"))].assign(median_us=2.0)
+    peers.loc[peers.contender == "ropelab", "median_us"] = 1.0
+    drawn = roofs.speedups(peers)
+    assert len(drawn.axes) == 2 and {text.get_text() for ax in drawn.axes for text in ax.texts} == {"2.00"}
+    title = said(drawn)
+    peers.loc[peers.index[0], "median_us"] = 3.0
+    assert said(roofs.speedups(peers)) != title
 
 
 def test_what_was_not_timed_is_named_in_the_figure():
-    fig = figures.fraction_of_copy(dense_frame())
+    fig = roofs.roofline(dense_frame().assign(gpu="a GPU"))
     assert any("not shown: Liger, in place (wrong: gradient)" in text.get_text() for text in fig.texts)
 
 

@@ -8,7 +8,10 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat")
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+from ropelab.study.plots.looks import COLORBLIND  # noqa: E402
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LONGEST_SENTENCE = 30
 """The most words of a sentence. A formula, a piece of code and a link count as one word each."""
 MOST_FIGURES = 8
@@ -68,7 +71,30 @@ def test_answers_run_by_themselves(notebook):
 
 
 def test_chapters_of_the_book_cite_papers(notebook, request):
-    documents = {path.stem for path in (Path(__file__).parents[1] / "data" / "claims").glob("*.toml")}
+    documents = {path.stem for path in (ROOT / "data" / "claims").glob("*.toml")}
     text = "\n".join(cell.source for cell in notebook.cells)
     path = request.node.callspec.params["notebook"]
     assert path.stem[3:] in documents | {"tour"} or "9_references.md#" in text
+
+
+def luminance(rgb):
+    """The relative luminance of sRGB numbers from 0 to 1 (WCAG 2.2)."""
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def on_a_dark_page(rgb):
+    """A colour of a figure under the filter of study.css: invert(.91), then hue-rotate(180deg) (Filter Effects 1)."""
+    inverted = [0.91 * (1 - x) + 0.09 * x for x in rgb]
+    rotated = [2 * (0.213 * inverted[0] + 0.715 * inverted[1] + 0.072 * inverted[2]) - x for x in inverted]
+    return [min(1.0, max(0.0, x)) for x in rotated]
+
+
+@pytest.mark.parametrize("seen", [list, on_a_dark_page], ids=["light", "dark"])
+def test_colours_of_figures_stand_out_from_the_page(seen):
+    style = (ROOT / "ropelab" / "study" / "site" / "assets" / "study.css").read_text()
+    assert "filter: invert(.91) hue-rotate(180deg)" in style
+    paper = luminance(seen([1.0, 1.0, 1.0]))
+    for color in COLORBLIND:
+        ink = luminance(seen([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]))
+        assert (max(paper, ink) + 0.05) / (min(paper, ink) + 0.05) >= 3, color

@@ -66,7 +66,7 @@ def test_the_sentences_of_the_notebook_follow_the_record():
     assert dense.below_their_bar(times).empty and len(dense.below_their_bar(times.assign(bar=0.96))) == 1
     said = dense.peers_sentence(times)
     assert said.startswith(
-        "In 1 of 2 comparisons, cell by cell, no peer is faster; peer is 5.0% faster at 1x1, split_half, forward. A peer"
+        "In 1 of 2 comparisons, cell by cell, no peer is faster; peer is 5.0% faster at 1x1, split_half, forward. A"
     )
     calls = frame(ropelab=9.0, ropelab_in_place=1.0, peer=20.0, other=30.0).assign(autograd=False)
     assert dense.host_sentence(calls).endswith("the host 9 µs. The peers take 20 (peer) to 30 µs (other).")

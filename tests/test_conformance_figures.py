@@ -20,6 +20,7 @@ from ropelab.bench import (  # noqa: E402
 from ropelab.conformance import LAWS  # noqa: E402
 from ropelab.conformance.faults import FAULTS, NOT_EXPRESSED  # noqa: E402
 from ropelab.study.plots import registry as figures  # noqa: E402
+from ropelab.study.plots.panels import said  # noqa: E402
 from ropelab.study.topics.conformance import figures as conformance_figures  # noqa: E402
 from ropelab.study.topics.conformance import findings  # noqa: E402
 from tests import dying_contender  # noqa: E402
@@ -62,7 +63,7 @@ def table():
 
 
 def title(fig):
-    return " ".join(fig.get_suptitle().split())
+    return " ".join(said(fig).split())
 
 
 # --------------------------------------------------------------------------------------------------- the kill matrix

@@ -17,6 +17,7 @@ from ropelab.study.documents.deepspeed import callers, dispatch, evidence, figur
 from ropelab.study.engine.claims import load_claims
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Outcome
+from ropelab.study.plots.panels import said
 from tests.support import change
 
 H200 = Selection(MEASUREMENTS, "nvidia-h200")
@@ -381,16 +382,16 @@ def test_the_figures_say_what_the_records_say(tmp_path):
         ),
     ):
         fig = figures.callers(frame, "footer")
-        assert phrase in fig.get_suptitle().replace("\n", " ")
+        assert phrase in said(fig)
         fig.savefig(tmp_path / "figure.png")
     for frame, phrase in (
         (record("deepspeed_correctness"), "torchembed 0.3.0 is off by up to 1.42 times its norm"),
         (changed("deepspeed_correctness", gradient_error=4e-8)(), "of every version is right"),
     ):
-        assert phrase in figures.gradients(frame).get_suptitle().replace("\n", " ")
+        assert phrase in said(figures.gradients(frame))
     slow = record("deepspeed_launches").query("path in ('raw kernel', 'DeepSpeed API')").head(2)
     slow = slow.assign(median_us=[20.0, 60.0], copy_us=10.0)
-    assert "3.0 times as long as alone: 4 launches, 3 tensors" in figures.paths(slow).get_suptitle().replace("\n", " ")
+    assert "3.0 times as long as alone: 4 launches, 3 tensors" in said(figures.paths(slow))
     if PEERS_AT_HAND:
         figures.gates(dispatched()).savefig(tmp_path / "gates.png")
 
@@ -398,12 +399,12 @@ def test_the_figures_say_what_the_records_say(tmp_path):
 @needs_peers
 def test_the_figure_of_the_gate_counts():
     """The gate opens for 0 of 3 shapes after the merge, and for all shapes with ropelab."""
-    title = figures.gates(dispatched()).get_suptitle().replace("\n", " ")
+    title = said(figures.gates(dispatched()))
     assert "runs for 0 of 3 shapes of DeepSpeed's own callers after the merge, with ropelab for 3" in title
     assert "Wrong results among 12 shapes: 11 in the first version, 3 in the merged version, 0 in ropelab" in title
     wrong = change(dispatched(), "version == 'ropelab'", outcome="different")
-    assert "12 in ropelab" in figures.gates(wrong).get_suptitle()
-    later = figures.gates(dispatched().query("version != 'first'")).get_suptitle()
+    assert "12 in ropelab" in said(figures.gates(wrong))
+    later = said(figures.gates(dispatched().query("version != 'first'")))
     assert "shapes: 3 in the merged version" in later
 
 

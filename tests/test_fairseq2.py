@@ -17,6 +17,7 @@ from ropelab.study.engine.claims import load_claims
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.registered import all_studies
 from ropelab.study.engine.verdict import Outcome
+from ropelab.study.plots.panels import said
 from tests.fairseq2_models import MODELS
 from tests.support import change
 
@@ -354,15 +355,15 @@ def with_kernel(frame):
 
 def test_figures_say_what_the_record_says():
     record = with_kernel(of_two_shapes())
-    slowdowns = figures.slowdowns(record, at_a_millisecond(900))._suptitle.get_text().replace("\n", " ")
+    slowdowns = said(figures.slowdowns(record, at_a_millisecond(900)))
     assert "2.0 to 10.0 eager, 2.0 to 3.4 compiled" in slowdowns and "differ by up to 11.1%" in slowdowns
-    copy = figures.of_a_copy(record)._suptitle.get_text().replace("\n", " ")
+    copy = said(figures.of_a_copy(record))
     assert "at 0.45 to 0.50 of a copy" in copy and "batches leave 0.67 to 0.89, and tables" in copy
-    ratios = figures.published_ratios(record)._suptitle.get_text().replace("\n", " ")
+    ratios = said(figures.published_ratios(record))
     assert "llama 5.00 (5.43)" in ratios and "compiled llama 1.12 (1.12)" in ratios
-    compiling = figures.by_compiling(record)._suptitle.get_text().replace("\n", " ")
+    compiling = said(figures.by_compiling(record))
     assert "1.87 (published) and 1.00 (here, forward)" in compiling
-    memory = figures.memory_and_kernels(with_kernel(at_a_millisecond()))._suptitle.get_text().replace("\n", " ")
+    memory = said(figures.memory_and_kernels(with_kernel(at_a_millisecond())))
     assert memory.startswith("Forward in float32 at B4")
     assert "compiled calls peak at 2.0 times the result" in memory and memory.endswith("ropelab's kernel at 2.0")
 

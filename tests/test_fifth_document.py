@@ -13,6 +13,7 @@ from ropelab.study.engine import claims as documents  # noqa: E402
 from ropelab.study.engine import ledger, registered  # noqa: E402
 from ropelab.study.engine.verdict import Outcome  # noqa: E402
 from ropelab.study.plots import registry as figures  # noqa: E402
+from ropelab.study.plots.panels import said  # noqa: E402
 from ropelab.study.site import report, summary  # noqa: E402
 
 PACKAGE = {
@@ -110,7 +111,7 @@ def test_it_is_everywhere(fifth, tmp_path):
     rows = ledger.ledger(document="made_up", records=measurements).set_index("id")
     assert rows.outcome.to_dict() == {"MU-01": Outcome.FAILS, "MU-02": Outcome.UNTOLD}
     assert "a machine that counts bytes" in rows.needs["MU-02"]
-    assert figures.draw("made_up", measurements).get_suptitle() == "slow against fast"
+    assert said(figures.draw("made_up", measurements)) == "slow against fast"
     block = summary.claims(ledger.by_gpu(measurements))
     assert "| Made up#1 |" in block and "| MU-01 | The fast one is always faster. | does not hold |" in block
     page = tmp_path / "report" / "index.html"

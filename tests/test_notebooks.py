@@ -204,6 +204,13 @@ def test_every_citation_has_its_entry_and_every_entry_is_cited():
     assert cited == set(bibliography.papers())
 
 
+def test_code_is_folded_unless_it_is_to_be_read():
+    cell = nbformat.v4.new_code_cell("x = 1")
+    assert chapters._code(cell).startswith("<details><summary>code, 1 line")
+    cell.metadata["tags"] = ["shown"]
+    assert "<details" not in chapters._code(cell) and "highlight" in chapters._code(cell)
+
+
 def test_the_library_does_the_work(notebook):
     """No timing, no drawing and no kernel is written in a notebook."""
     for cell in code_cells(notebook):

@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("seaborn")
 
 from ropelab.bench import paged_cache, records  # noqa: E402
+from ropelab.study.plots.panels import said  # noqa: E402
 from ropelab.study.topics.algebra import is_zero  # noqa: E402
 from ropelab.study.topics.one_pass import derivation, figures, findings, laws, rounding, traffic  # noqa: E402
 from ropelab.study.topics.one_pass.findings import ONE, SEPARATE, VLLM  # noqa: E402
@@ -80,7 +81,7 @@ def made_up(formats: bool = True, **speed: float) -> pd.DataFrame:
 
 
 def titles(figure) -> str:
-    return " ".join([figure.get_suptitle(), *(ax.get_title() for ax in figure.axes)]).replace("\n", " ")
+    return " ".join([said(figure), *(ax.get_title() for ax in figure.axes)]).replace("\n", " ")
 
 
 @pytest.mark.parametrize("formats", [False, True])

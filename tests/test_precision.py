@@ -28,6 +28,7 @@ from ropelab.study.topics.precision.models import MODELS
 pytest.importorskip("seaborn")
 mpmath = pytest.importorskip("mpmath")
 from ropelab.bench import records  # noqa: E402
+from ropelab.study.plots.panels import said  # noqa: E402
 from ropelab.study.topics.precision import figures  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -403,7 +404,7 @@ def test_on_a_gpu_every_method_stays_within_its_bound():
 
 
 def title(fig):
-    return " ".join(fig.get_suptitle().split())
+    return " ".join(said(fig).split())
 
 
 def test_figures_say_what_was_computed(errors):

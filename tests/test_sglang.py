@@ -36,6 +36,7 @@ from ropelab.study.documents.sglang.contenders import (
 )
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Outcome
+from ropelab.study.plots.panels import said
 from ropelab.study.plots.registry import draw
 from tests.support import change
 
@@ -265,7 +266,7 @@ def test_figures_and_sentences_from_records(stubbed, tmp_path):
         records.write(study, studies.STUDIES[study](smoke=True), tmp_path)
     for name in figures.FIGURES:
         figure = draw(name, tmp_path)
-        texts = [figure.get_suptitle(), *(text.get_text() for text in figure.texts)]
+        texts = [said(figure), *(text.get_text() for text in figure.texts)]
         assert "nan" not in texts[0] and any("no GPU" in text for text in texts), texts
     for name in findings.SENTENCES:
         assert "nan" not in findings.sentence(name, tmp_path)

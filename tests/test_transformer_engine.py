@@ -29,6 +29,7 @@ from ropelab.study.engine.sources import facts
 from ropelab.study.engine.verdict import Outcome
 from ropelab.study.plots import drawing
 from ropelab.study.plots import registry as figures
+from ropelab.study.plots.panels import said as title_of
 
 from .interpreter import any_address
 from .support import change
@@ -497,11 +498,11 @@ def test_figures_draw(name, directory, tmp_path):
 
 
 def test_titles_and_sentences_follow_the_record(directory, tmp_path):
-    skew = figures.draw("te_skew", directory).get_suptitle()
+    skew = title_of(figures.draw("te_skew", directory))
     table = findings.choices(kernels()).query("kind == 'skewed'")
     for name in ("first", "merged"):
         assert findings.missed_words(table, name) in " ".join(skew.split())
-    cheap = te_figures.skew(kernels(dead_ns=0, search_us=0)).get_suptitle()
+    cheap = title_of(te_figures.skew(kernels(dead_ns=0, search_us=0)))
     assert "takes the slower grid in 0 of" in " ".join(cheap.split())
     said = {name: findings.sentence(name, directory) for name in te_figures.FIGURES}
     assert set(findings.SENTENCES) == {name for name, text in said.items() if text}
@@ -521,7 +522,7 @@ def test_figures_draw_what_was_measured(tmp_path):
             if studies_ == ("te_kernels",):
                 drawn = draw(table)
                 drawn.savefig(tmp_path / "figure.png")
-                assert "nan" not in drawn.get_suptitle(), name
+                assert "nan" not in title_of(drawn), name
 
 
 @pytest.mark.parametrize("pair", [grids.CODE, grids.PACKAGES], ids=lambda pair: pair.words)

@@ -1,5 +1,6 @@
 """Lay a figure out: a title over a grid of panels, labels at its edges, a legend and remarks at its foot."""
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +88,12 @@ def grid(
     with sns.axes_style("whitegrid", rc=_STYLE), mpl.rc_context(_STYLE):
         fig = Figure(figsize=(columns * size[0], rows * size[1] + 1.1), layout="constrained")
         axes = fig.subplots(rows, columns, squeeze=False, **share)
-        fig.suptitle(_wrapped(title, fig.get_figwidth()), x=0.01, ha="left", fontweight="bold")
+        head, note = _headline(title, int(_TITLE_LETTERS_PER_INCH * fig.get_figwidth()))
+        fig.set_label(" ".join(title.split()))
+        fig.suptitle(head, x=0.01, ha="left", fontweight="bold")
+        if note:
+            width = int(_SMALL_LETTERS_PER_INCH * fig.get_figwidth())
+            fig.supxlabel(textwrap.fill(note, width), x=0.01, ha="left", size=8)
         lines = footer.split(BETWEEN_RECORDS)
         if footer:
             fig.text(0.99, 0.004, "\n".join(lines), ha="right", **_SMALL)
@@ -129,9 +135,22 @@ def facet(
     return Panels(found.figure, found.axes, tuple(parts))
 
 
-def _wrapped(title: str, inches: float) -> str:
-    width = int(_TITLE_LETTERS_PER_INCH * inches)
-    return "\n".join(textwrap.fill(line, width) for line in title.split("\n"))
+def said(fig: Figure) -> str:
+    """The sentence of a figure, in one line: its title and the note under its panels."""
+    return str(fig.get_label())
+
+
+def _headline(title: str, width: int) -> tuple[str, str]:
+    """The longest beginning of a title that ends a clause and fits into a line of ``width`` letters, and the rest."""
+    line = " ".join(title.split())
+    if len(line) <= width:
+        return line, ""
+    for mark in ("; ", ". ", ": ", ", ", " "):
+        ends = [match.start() for match in re.finditer(re.escape(mark), line[: width + len(mark)])]
+        whole = [end for end in ends if line[:end].count("(") == line[:end].count(")")]
+        if fits := [end for end in whole if width // 4 <= end < width]:
+            return line[: fits[-1]] + " …" * (mark == " "), line[fits[-1] + len(mark) :]
+    return line[:width], line[width:]
 
 
 def _legend(fig: Figure, axes: np.ndarray, columns: int, size: float | None) -> None:

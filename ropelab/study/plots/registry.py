@@ -26,6 +26,7 @@ from ropelab.study.topics.performance import roofs
 from ropelab.study.topics.performance.comparison import OURS, named_cells
 from ropelab.study.topics.precision import figures as precision_figures
 
+
 def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The host time of an eager call with a few tokens, with and without autograd."""
     times = drawing.timed(with_calls(frame))

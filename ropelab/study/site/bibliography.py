@@ -16,10 +16,10 @@ def papers() -> Mapping[str, Mapping[str, str]]:
 
 def markdown() -> str:
     """A heading for each paper, to which chapters link, and a list of the packages and commits that the book runs."""
-    parts = [
-        f"### {key.replace('-', ' ').title()}\n\n{paper['authors']}. [{paper['title']}]({paper['url']}). {paper['where']}.\n"
-        for key, paper in papers().items()
-    ]
+    parts = []
+    for key, paper in papers().items():
+        words = f"{paper['authors']}. [{paper['title']}]({paper['url']}). {paper['where']}."
+        parts.append(f"### {key.replace('-', ' ').title()}\n\n{words}\n")
     code = tomllib.loads(CODE.read_text(encoding="utf-8"))
     releases = {f"- {one['name']} {one['version']}" for one in [*code["package"], *code["library"]]}
     commits = {

@@ -154,6 +154,8 @@ def _code(cell: nbformat.NotebookNode) -> str:
     if not cell.source.strip():
         return ""
     tags = cell.metadata.get("tags", [])
+    if "shown" in tags:
+        return Highlight2HTML()(cell.source)
     label = next((label for tag, label in CELL_LABELS.items() if tag in tags), "code")
     lines = cell.source.count("\n") + 1
     summary = f"{label}, {lines} line{'s' if lines > 1 else ''}"

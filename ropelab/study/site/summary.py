@@ -49,9 +49,10 @@ def tables() -> dict[str, str]:
     only = records.selection(records.MEASUREMENTS, GPU)
     ledgers = by_gpu()
     return {
-        "figure": _picture(record()), "speed": _speed(record()), "family": family(only),
+        "figure": _picture(record()), "speed": _speed(record(), record("model_heads")), "family": family(only),
         "table_free": _table_free(only), "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only),
-        "claims": claims(ledgers), "documents": outcomes(ledgers), "unclaimed": _unclaimed(), "references": bibliography.markdown(),
+        "claims": claims(ledgers), "documents": outcomes(ledgers), "unclaimed": _unclaimed(),
+        "references": bibliography.markdown(),
     }  # fmt: skip
 
 
@@ -107,15 +108,16 @@ def _fractions(record: records.Record) -> dict[str, pd.Series]:
     return {label: times[times.contender == name].fraction_of_copy for label, name in COLUMNS.items()}
 
 
-def _speed(record: records.Record) -> str:
-    """The smallest fraction of a copy over layouts and directions, for ours and for the best of each peer family."""
+def _speed(record: records.Record, heads: records.Record) -> str:
+    """The fractions of a copy of ours and of each peer, the bars that are missed, and the median of drawn calls."""
     times = comparison.timed(record.frame.assign(cell=comparison.named_cells(record.frame)))
     rows = [
         [cell, *(value_range(rows[rows.contender == name].fraction_of_copy) for name in COLUMNS.values())]
         for cell, rows in times.groupby("cell", sort=False)
     ]
     speeds = _table(["batch x tokens, q/k heads, head_dim", *COLUMNS], rows)
-    missed = textwrap.fill(dense.shortfall_sentence(record.frame), 118)
+    drawn = dense.heads_sentences(heads.frame)[0]
+    missed = textwrap.fill(f"{dense.shortfall_sentence(record.frame)} {drawn}", 118)
     return f"{_measured([record])}{speeds}\n{missed}\n"
 
 

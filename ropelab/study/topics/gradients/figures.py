@@ -32,14 +32,14 @@ def bounds_figure(evidence: pd.DataFrame, faults: pd.DataFrame | None = None) ->
     panels = 1 if faults is None else 2
     fig, axes = plt.subplots(1, panels, figsize=(6 + 4.6 * (panels - 1), 4.2), squeeze=False, layout="constrained")
     ax = axes[0, 0]
-    dots = {"dodge": True, "jitter": False, "size": 7, "palette": COLORBLIND[:4]}
+    dots = {"dodge": True, "jitter": False, "size": 7, "palette": COLORBLIND[: evidence.law.nunique()]}
     sns.stripplot(evidence, x="dtype", y="fraction", hue="law", ax=ax, **dots)
     ax.axhline(1, color="black", lw=1)
     ax.text(-0.45, 1.02, "derived bound", va="bottom", fontsize=9)
     worst = evidence.fraction.max()
     holds = "Every error stays within its bound" if worst <= 1 else "A bound is broken"
     ax.set(ylim=(-0.03, max(1.45, worst * 1.3)), xlabel="dtype of q and k (two dots: the two layouts)",
-           ylabel=_OVER_BOUND, title=f"{holds}:\nthe worst reaches {worst:.3f} of it")  # fmt: skip
+           ylabel=_OVER_BOUND, title=f"{holds}: the worst reaches {worst:.3f} of it")  # fmt: skip
     ax.legend(**_SMALL_LEGEND, loc="upper left", ncols=2, frameon=False, columnspacing=0.8, handletextpad=0.1)
     if faults is not None:
         _fault_panel(axes[0, 1], faults)
@@ -51,8 +51,9 @@ def _fault_panel(ax, faults: pd.DataFrame) -> None:
     ax.axvline(1, color="black", lw=1)
     caught, mildest = (faults.fraction > 1).sum(), faults.fraction.min()
     verdict = f"all {len(faults)}" if caught == len(faults) else f"{caught} of {len(faults)}"
-    title = f"The bound rejects {verdict} faulty rotations,\nthe mildest at {mildest:.0f} times the bound"
-    ax.set(xscale="log", xlim=(0.3, None), ylabel="", xlabel=_OVER_BOUND, title=title)
+    title = f"The bound rejects {verdict} faulty rotations"
+    label = f"{_OVER_BOUND} (of the mildest fault: {mildest:.0f})"
+    ax.set(xscale="log", xlim=(0.3, None), ylabel="", xlabel=label, title=title)
     ax.legend(**_SMALL_LEGEND, loc="upper right")
 
 
@@ -72,11 +73,9 @@ def relative_position_figure(case: bound_evidence.Case, dtype: torch.dtype = tor
     ax.plot(distances, meant, color=COLORBLIND[1], lw=2.5, label="definition, from n − m alone")
     spread = max(np.ptp(score[distance == d]) for d in distances) / np.ptp(score)
     last = case.first_position + case.seq_len - 1
-    title = (
-        f"{score.size} scores at positions {case.first_position} to {last} lie on one curve of n − m:\n"
-        f"spread {spread:.1%} of the range, {fraction(measured - truth, bound):.2f} of the rounding bound"
-    )
-    ax.set(xlabel="n − m (positions)", ylabel="score  ⟨R$_m$ q, R$_n$ k⟩", title=title)
+    title = f"{score.size} scores at positions {case.first_position} to {last} lie on one curve of n − m"
+    off = f"spread {spread:.1%} of the range, {fraction(measured - truth, bound):.2f} of the rounding bound"
+    ax.set(xlabel=f"n − m (positions); {off}", ylabel="score  ⟨R$_m$ q, R$_n$ k⟩", title=title)
     ax.legend(fontsize=9)
     return _finish(fig, bound_evidence.backend())
 
@@ -87,13 +86,11 @@ def wrong_backward_figure(errors: pd.DataFrame, name: str) -> Figure:
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", width_ratios=(1.15, 1))
     turn = np.linspace(0, 2 * np.pi, 400)
     left.plot(turn, wrong_backward.closed_form(turn), color=COLORBLIND[1], lw=3.5, label="closed form 2 |sin θ|")
-    points = {"color": COLORBLIND[0], "lw": 0, "zorder": 3, "label": f"{name}, each position and plane"}
-    left.scatter(errors.angle % (2 * np.pi), errors.error, s=6, **points)
     gap = fraction((errors.error - errors.closed_form).to_numpy(), errors.bound.to_numpy())
-    title = (
-        f"The error of {name} {'lies on' if gap <= 1 else 'departs from'} 2 |sin θ|:\n"
-        f"all {len(errors)} points within {gap:.2f} of the rounding bound"
-    )
+    label = f"{name}: {len(errors)} positions and planes,\nwithin {gap:.2f} of the rounding bound"
+    points = {"color": COLORBLIND[0], "lw": 0, "zorder": 3, "label": label}
+    left.scatter(errors.angle % (2 * np.pi), errors.error, s=6, **points)
+    title = f"The error of {name} {'lies on' if gap <= 1 else 'departs from'} 2 |sin θ|"
     left.set(xlabel="angle θ (rad, modulo 2π)", ylabel="relative error of the gradient", ylim=(0, 2.8), title=title)
     left.set_xticks(np.pi * np.arange(0, 2.5, 0.5), ["0", "π/2", "π", "3π/2", "2π"])
     left.legend(fontsize=9, loc="upper left", frameon=False)
@@ -102,7 +99,7 @@ def wrong_backward_figure(errors: pd.DataFrame, name: str) -> Figure:
     image = right.pcolormesh(grid.columns, grid.index, grid, cmap="cividis", vmin=0, vmax=2, shading="nearest")
     fig.colorbar(image, ax=right, label="relative error of the gradient")
     right.invert_yaxis()
-    title = f"Right at position 0, wrong by more than\n100% in {(errors.error > 1).mean():.0%} of the map"
+    title = f"Wrong by more than 100% in {(errors.error > 1).mean():.0%} of the map"
     right.set(xlabel="position", ylabel="plane (0 = highest frequency)", title=title)
     return _finish(fig, bound_evidence.backend() if name == wrong_backward.MUTANT else _where())
 
@@ -125,19 +122,19 @@ def checks_figure(outcomes: pd.DataFrame, wrong: str, right: str) -> Figure:
 
 
 @mpl.rc_context(_STYLE)
-def training_figure(curves: pd.DataFrame) -> Figure:
-    """Loss curves, median and range over the seeds."""
+def training_figure(curves: pd.DataFrame, where: str = "torch, float64, CPU") -> Figure:
+    """Loss curves, median and range over the seeds; ``where`` says what computed them."""
     fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
-    spread = {"estimator": "median", "errorbar": ("pi", 100), "palette": COLORBLIND[:4]}
+    spread = {"estimator": "median", "errorbar": ("pi", 100), "palette": COLORBLIND[: curves.backward.nunique()]}
     sns.lineplot(curves, x="step", y="loss", hue="backward", ax=ax, **spread)
     ax.axhline(copy_task.CHANCE, color="black", lw=1, ls=":")
     ax.text(curves.step.max(), copy_task.CHANCE, "guessing", ha="right", va="bottom", fontsize=9)
-    parts = ", ".join(f"{loss:.3f} ({backward})" for backward, loss in final_losses(curves).median().items())
-    title = f"Same weights, same data, other backward: final loss\n{parts}"
+    parts = " and ".join(f"{loss:.3f}" for loss in final_losses(curves).median())
+    title = f"Same weights, same data, other backward: final losses {parts}"
     ax.set(ylim=(0, None), xlabel="training step (Adam)", ylabel="cross entropy (nats)", title=title)
     title = f"backward of RoPE\n(median and range of {curves.seed.nunique()} seeds)"
     ax.legend(title=title, fontsize=9, loc="center right")
-    return _finish(fig, "torch, float64, CPU")
+    return _finish(fig, where)
 
 
 def final_losses(curves: pd.DataFrame, last: int = 10) -> pd.DataFrame:

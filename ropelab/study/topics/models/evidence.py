@@ -64,7 +64,7 @@ def sentences(frame: pd.DataFrame) -> list[str]:
     for (mode, step), longer in unclear.groupby(level=["mode", "step"], sort=False):
         found.append(
             f"The step {step}, {mode}, is left out: a model that does not rotate took up to {longer.max():.0%} longer "
-            "there than the model with ropelab. A rotation cannot be faster than none, so noise is larger than the gain."
+            "there than with ropelab. No rotation is faster than none, so noise is larger than the gain."
         )
     return found
 

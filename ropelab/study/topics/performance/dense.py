@@ -41,8 +41,8 @@ def copy_sentence(frame: pd.DataFrame, gpu: str) -> str:
     met = len(ours) - len(below)
     return (
         f"On {gpu} the kernel runs at {low:.2f} to {high:.2f} of the best copy (median {middle:.2f}) in {len(ours)} "
-        f"cells of shape, layout and direction. {met} of these cells meet the bar set for their size, and {below.within_noise.sum()} "
-        f"of the other {len(below)} lie closer to it than two runs to each other."
+        f"cells of shape, layout and direction. {met} of these cells meet the bar set for their size, and "
+        f"{below.within_noise.sum()} of the other {len(below)} lie closer to it than two runs to each other."
     )
 
 
@@ -55,8 +55,8 @@ def peers_sentence(frame: pd.DataFrame) -> str:
         for row in faster.itertuples()
     )
     return (
-        f"In {len(peers) - len(faster)} of {len(peers)} comparisons, cell by cell, no peer is faster{exceptions}. A peer "
-        "that overwrites its input is compared with ropelab in place."
+        f"In {len(peers) - len(faster)} of {len(peers)} comparisons, cell by cell, no peer is faster{exceptions}. A "
+        "peer that overwrites its input is compared with ropelab in place."
     )
 
 
@@ -64,8 +64,8 @@ def heads_sentences(frame: pd.DataFrame) -> list[str]:
     """The median of all drawn calls, the numbers of calls that meet their bar, and those that another library beats."""
     every = model_heads.judged(frame).fraction_of_limit
     said = [
-        f"Over all {len(every)} drawn calls the median is {every.median():.3f} of the limit; {(every < 0.9).mean():.0%} "
-        f"of the calls are below 0.9.",
+        f"Over all {len(every)} drawn calls the median is {every.median():.3f} of the limit; "
+        f"{(every < 0.9).mean():.0%} of the calls are below 0.9.",
     ]
     said += [
         f"{part.meets.sum()} of {len(part)} {'large' if large else 'small'} calls meet their bar. In four of "

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ropelab.bench.copies import PREFIX
 from ropelab.study.engine import noise
 from ropelab.study.engine.repeats import between_runs
 from ropelab.study.plots import drawing, marks, ticks
@@ -17,6 +16,8 @@ from ropelab.study.topics.performance.comparison import OURS, against_peers, tim
 
 _SHOWN = (OURS, "liger", "flash_attn", "hf_compiled", "hf_eager")
 _LARGE = 16_000_000
+_LINES = re.compile(r"(?<=-)|, | (?=[\d(.]|own|product|eager|torch)")
+"""The places at which the name of a contender may go on in the next line."""
 
 
 def roofline(frame: pd.DataFrame, footer: str = "") -> Figure:
@@ -41,18 +42,20 @@ def roofline(frame: pd.DataFrame, footer: str = "") -> Figure:
         copies = drawing.copies(panel).groupby("bytes").gb_s.max()
         ax.plot(copies.index, copies, **marks.COPY)
         for step, name in enumerate(_SHOWN):
-            rows = panel[panel.contender == name].groupby("bytes").agg({"least": "min", "gb_s": "median", "most": "max"})
+            own = panel[panel.contender == name].groupby("bytes")
+            rows = own.agg({"least": "min", "gb_s": "median", "most": "max"})
             look = CONTENDERS(name)
             x = rows.index * 1.06 ** (step - len(_SHOWN) // 2)  # beside each other, so that no bar hides another
             ax.vlines(x, rows.least, rows.most, color=look["color"], linewidth=1.2)
             marks.dots(ax, x, rows.gb_s, look)
         ax.set(xscale="log", yscale="log")
         ticks.plain_log(ax.yaxis)
-    return panels.finish("bytes that a call reads and writes", "GB/s", legend=3)
+    shown = frame[frame.contender.isin(_SHOWN)]
+    return panels.finish("bytes that a call reads and writes", "GB/s", legend=3, untimed=shown)
 
 
 def speedups(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The time of each peer over the time of ropelab: a map for each GPU, with the least value of each cell and peer."""
+    """The time of each peer over the time of ropelab, least value: a map of cells and peers for each GPU."""
     rows = {gpu: against_peers(part).assign(gpu=gpu) for gpu, part in frame.groupby("gpu", sort=False)}
     every = pd.concat(rows.values())
     least = every.pivot_table(index="cell", columns=["gpu", "contender"], values="slower", aggfunc="min", sort=False)
@@ -67,7 +70,7 @@ def speedups(frame: pd.DataFrame, footer: str = "") -> Figure:
             value = table.iloc[row, column]
             return ("" if np.isnan(value) else f"{value:.2f}", "white" if value > 3 else "black")
 
-        columns = [re.sub(r"(?<=-)|, | (?=[\d(.]|own|product|eager|torch)", "\n", CONTENDERS.label(name)) for name in names]
+        columns = [_LINES.sub("\n", CONTENDERS.label(name)) for name in names]
         heatmap(ax, np.log2(table.clip(upper=16)), write, rows=table.index, columns=columns, size=8, labels=7,
                 cmap="PuOr", vmin=-4, vmax=4)  # fmt: skip
         ax.set_title(gpu, loc="left")
