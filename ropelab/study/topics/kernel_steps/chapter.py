@@ -70,7 +70,9 @@ class Chapter:
     def measured(self) -> pd.DataFrame:
         """The rows of `times` of the shape."""
         rows = self.times
-        same = (rows[["tokens", "heads", "head_dim"]] == [self.case.tokens, self.case.heads, self.case.head_dim]).all(1)
+        same = (rows[["tokens", "heads", "head_dim"]] == [self.case.tokens, self.case.heads, self.case.head_dim]).all(
+            axis=1
+        )
         return rows[same]
 
     def bytes(self, name: str) -> int:
@@ -140,8 +142,8 @@ class Chapter:
 
     def display_table(self, names: Iterable[str]) -> None:
         """Show `table` of these steps."""
-        frame = self.table(names)
-        display(frame.style.hide(axis="index").set_properties(**{"text-align": "left"}).format(_cell, na_rep=""))
+        look = {"text-align": "left", "white-space": "nowrap"}
+        display(self.table(names).style.hide(axis="index").set_properties(**look).format(_cell, na_rep=""))
 
     def same_machine_code(self) -> bool:
         """Whether the last step and the library's kernel have the same machine code, in both layouts."""
@@ -178,8 +180,8 @@ def _cell(value: object) -> str:
 
 
 def fenced(text: str) -> str:
-    """Source as a block of code in markdown."""
-    return f"```python\n{text.rstrip()}\n```"
+    """Source as a block of code in markdown, without the remark that keeps the lines of its arguments together."""
+    return f"```python\n{text.rstrip()}\n```".replace("  # fmt: skip", "")
 
 
 def code_of(kernel: Any) -> str:

@@ -24,7 +24,7 @@ LOOKS = {
 def law(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The pass over the product for many tokens, against K: the law as lines, the records as points."""
     rows = findings.passes(frame)
-    rows = rows[(rows.tokens >= MANY) & (rows[list(MODEL)] == list(MODEL.values())).all(1)]
+    rows = rows[(rows.tokens >= MANY) & (rows[list(MODEL)] == list(MODEL.values())).all(axis=1)]
     panels = grid(1, 1, (5.6, 3.4), "The share of the pass falls with the width of x", footer)
     ax = panels.axes[0, 0]
     for number, (_, points, look) in enumerate(gpus.parts(rows)):
@@ -43,7 +43,7 @@ def law(frame: pd.DataFrame, footer: str = "") -> Figure:
 def by_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The pass over the product against the tokens: the law with its launch, and the record."""
     rows = findings.passes(frame)
-    rows = rows[(rows.inputs == INPUTS) & (rows[list(MODEL)] == list(MODEL.values())).all(1)]
+    rows = rows[(rows.inputs == INPUTS) & (rows[list(MODEL)] == list(MODEL.values())).all(axis=1)]
     panels = grid(1, 1, (5.6, 3.4), "Few tokens: the pass is a launch", footer)
     ax = panels.axes[0, 0]
     for _, points, look in gpus.parts(rows.sort_values("tokens")):
@@ -60,7 +60,7 @@ def by_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
 def contenders(frame: pd.DataFrame, footer: str = "") -> Figure:
     """Every way to rotate over the plain product of cuBLAS, against the tokens, with intervals."""
     rows = timed(frame)
-    rows = rows[(rows.inputs == INPUTS) & (rows[list(MODEL)] == list(MODEL.values())).all(1)]
+    rows = rows[(rows.inputs == INPUTS) & (rows[list(MODEL)] == list(MODEL.values())).all(axis=1)]
     names = list(dict.fromkeys(rows.gpu))
     panels = grid(len(names), 1, (5.6, 3.1), "Each way over the plain product", footer, sharex=True, sharey=True)
     for ax, gpu in zip(panels.axes[:, 0], names, strict=True):
