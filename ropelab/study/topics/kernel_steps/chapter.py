@@ -109,9 +109,10 @@ class Chapter:
         if rows.empty:
             display(Markdown(f"*There is no figure: no times of {self.words}.*"))
             return
+        timed_machines = [machine for machine in self.machines if machine.name in set(rows.gpu)]
         drawn = {
             "fractions": lambda: figures.fractions(rows, SHOWN, footer),
-            "roofline": lambda: figures.roofline(rows, self.facts, self.machines, SHOWN, footer),
+            "roofline": lambda: figures.roofline(rows, self.facts, timed_machines, SHOWN, footer),
             "tiles": lambda: figures.tiles(rows, self.facts, footer),
         }[name]()
         display(drawn)

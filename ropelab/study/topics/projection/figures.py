@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ropelab.bench.projection import COMPUTED, KERNEL, OURS, QUACK
+from ropelab.bench.projection import BY_QUACK, COMPUTED, KERNEL, OURS, QUACK
 from ropelab.bench.rows import timed
 from ropelab.study.plots import gpus, marks, ticks
 from ropelab.study.plots.heatmap import heatmap
@@ -17,6 +17,7 @@ from ropelab.study.topics.projection.findings import INPUTS, MANY, MODEL
 LOOKS = {
     OURS: ("a product, then a pass", 7, "D"), KERNEL: ("one kernel, tables", 0, "o"),
     COMPUTED: ("one kernel, angles computed", 3, "s"), QUACK: ("quack, one kernel", 2, "^"),
+    BY_QUACK: ("qkv_rope by quack", 4, "p"),
 }  # fmt: skip
 """Contender -> its words, the place of its colour, and its marker; the contrast to white is at least 3."""
 

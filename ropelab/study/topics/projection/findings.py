@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from ropelab.bench.projection import ALONE, COMPUTED, COPY, KERNEL, OURS, PRODUCT, QUACK
+from ropelab.bench.projection import ALONE, BY_QUACK, COMPUTED, COPY, KERNEL, OURS, PRODUCT, QUACK
 from ropelab.bench.projection_law import Machine, Product
 from ropelab.bench.rows import timed
 
@@ -17,7 +17,7 @@ MODEL = {"q_heads": 32, "k_heads": 8, "head_dim": 128}
 INPUTS = 4096
 MANY = 4096
 """The tokens from which a product is large."""
-ROTATING = (KERNEL, COMPUTED, QUACK)
+ROTATING = (KERNEL, COMPUTED, QUACK, BY_QUACK)
 """The contenders that make no pass."""
 
 
