@@ -12,13 +12,13 @@ from IPython.display import Markdown, display
 from ropelab.bench import records
 from ropelab.bench.rows import timed
 from ropelab.kernels import INTERPRETED
-from ropelab.study.engine.words import value_range
+from ropelab.study.engine.words import listed, value_range
 from ropelab.study.plots import gpus
 from ropelab.study.topics.kernel_steps import figures, machine_code, predicted, steps
 from ropelab.study.topics.kernel_steps.plans import STEPS, tile_name
 from ropelab.study.topics.kernel_steps.timed import LIBRARY_AS, RECORD, Case, check
 
-SMALL = Case(tokens=5, heads=17, head_dim=24)
+SMALL = Case(tokens=3, heads=17, head_dim=24)
 """The shape that the notebook runs: no size is a power of two."""
 COLUMNS = ("gpu", "tokens", "heads", "head_dim", "contender", "status", "median_us")
 IN_TORCH = next(iter(STEPS))
@@ -70,7 +70,9 @@ class Chapter:
     def measured(self) -> pd.DataFrame:
         """The rows of `times` of the shape."""
         rows = self.times
-        same = (rows[["tokens", "heads", "head_dim"]] == [self.case.tokens, self.case.heads, self.case.head_dim]).all(1)
+        same = (rows[["tokens", "heads", "head_dim"]] == [self.case.tokens, self.case.heads, self.case.head_dim]).all(
+            axis=1
+        )
         return rows[same]
 
     def bytes(self, name: str) -> int:
@@ -79,10 +81,14 @@ class Chapter:
         return predicted.bytes_in_torch(*shape) if name == IN_TORCH else predicted.bytes_of(*shape)
 
     def predict(self, name: str) -> None:
-        """Show the bytes of a step, and the time that they take at the speed of a copy."""
+        """Show the times that the three roofs allow."""
         moved = self.bytes(name)
         times = ", ".join(f"{moved / gpu.bytes_per_us:.1f} µs on an {gpu.name}" for gpu in self.machines)
-        display(Markdown(f"**Prediction.** {moved / 1e6:,.1f} MB move. At the speed of a copy: {times}."))
+        said = f"**Prediction.** Bytes: {moved / 1e6:,.1f} MB, {times}."
+        if (facts := self.facts.get(name)) and self.machines:
+            issue, starts = predicted.issue_us(facts, self.machines[0]), predicted.start_us(facts)
+            said += f" Instructions: {issue:.1f} µs. Starts: {facts['programs']:,} programs, {starts:.1f} µs."
+        display(Markdown(said))
 
     def show(self, *names: str, before: str = "") -> None:
         """Show the source of steps, run them on a small input, and compare prediction, machine code and times.
@@ -93,9 +99,9 @@ class Chapter:
         for name in names:
             display(Markdown(fenced(source(name))))
             display(Markdown(outcome(name)))
-        self.display_table(names)
-        if before and (ratio := self.ratio(before, names[-1])):
-            display(Markdown(f"**Measured.** Step *{before}* takes this many times as long as *{names[-1]}*: {ratio}."))
+        display(self.table(names).set_index("step").T.rename_axis(columns=None).style.format(_cell, na_rep=""))
+        if before:
+            self.compare(before, names[-1])
 
     def figure(self, name: str) -> None:
         """Draw a figure of the shape: "fractions", "roofline" or "tiles"; or say that there are no times."""
@@ -103,9 +109,10 @@ class Chapter:
         if rows.empty:
             display(Markdown(f"*There is no figure: no times of {self.words}.*"))
             return
+        timed_machines = [machine for machine in self.machines if machine.name in set(rows.gpu)]
         drawn = {
             "fractions": lambda: figures.fractions(rows, SHOWN, footer),
-            "roofline": lambda: figures.roofline(rows, self.facts, self.machines, SHOWN, footer),
+            "roofline": lambda: figures.roofline(rows, self.facts, timed_machines, SHOWN, footer),
             "tiles": lambda: figures.tiles(rows, self.facts, footer),
         }[name]()
         display(drawn)
@@ -124,10 +131,10 @@ class Chapter:
                 "asked / needed": f"{asked / self.bytes(name):.2f}", "registers": facts["registers"],
                 "occupancy": f"{machine_code.occupancy(facts['registers'], facts['warps']):.0%}",
             }  # fmt: skip
+            row["starts, µs"] = f"{predicted.start_us(facts):.1f}"
+            row["issue, µs"] = listed(f"{predicted.issue_us(facts, gpu):.1f}" for gpu in self.machines)
         for gpu in self.machines:
             row[f"{gpu.name}: bytes, µs"] = f"{self.bytes(name) / gpu.bytes_per_us:.1f}"
-            if facts:
-                row[f"{gpu.name}: issue, µs"] = f"{predicted.issue_us(facts, gpu):.1f}"
             found = self.measured[(self.measured.gpu == gpu.name) & (self.measured.contender == name)]
             for one in found.itertuples():
                 row[f"{gpu.name}: measured, µs"] = f"{one.median_us:.1f} ({one.q20_us:.1f} to {one.q80_us:.1f})"
@@ -136,8 +143,8 @@ class Chapter:
 
     def display_table(self, names: Iterable[str]) -> None:
         """Show `table` of these steps."""
-        frame = self.table(names)
-        display(frame.style.hide(axis="index").set_properties(**{"text-align": "left"}).format(_cell, na_rep=""))
+        look = {"text-align": "left", "white-space": "nowrap"}
+        display(self.table(names).style.hide(axis="index").set_properties(**look).format(_cell, na_rep=""))
 
     def same_machine_code(self) -> bool:
         """Whether the last step and the library's kernel have the same machine code, in both layouts."""
@@ -158,17 +165,15 @@ class Chapter:
             )
         return said
 
-    def fraction(self, name: str) -> str:
-        """The speed of a contender as a fraction of the copy, on every GPU, as a text; "" without a record."""
-        found = self.measured[self.measured.contender == name]
-        return ", ".join(f"{row.fraction_of_copy:.2f} on an {row.gpu}" for row in found.itertuples())
-
-    def ratio(self, slow: str, fast: str) -> str:
-        """The time of one contender over the time of another, on every GPU, as a text; "" without a record."""
+    def compare(self, slow: str, fast: str) -> None:
+        """Say how many times as long as another step a step takes on every GPU, or that it was not measured."""
         times = self.measured.pivot_table(index="gpu", columns="contender", values="median_us", sort=False)
-        if not {slow, fast} <= set(times):
-            return ""
-        return ", ".join(f"{value:.2f} on an {gpu}" for gpu, value in (times[slow] / times[fast]).dropna().items())
+        if {slow, fast} <= set(times):
+            ratios = (times[slow] / times[fast]).dropna().items()
+            said = "; ".join(f"on an {gpu} {ratio:.2f} times as long" for gpu, ratio in ratios)
+            display(Markdown(f"**Measured.** *{slow}* against *{fast}*: {said}."))
+        else:
+            display(Markdown(f"*Not measured for {self.words}.*"))
 
 
 def _cell(value: object) -> str:
@@ -176,8 +181,8 @@ def _cell(value: object) -> str:
 
 
 def fenced(text: str) -> str:
-    """Source as a block of code in markdown."""
-    return f"```python\n{text.rstrip()}\n```"
+    """Source as a block of code in markdown, without the remark that keeps the lines of its arguments together."""
+    return f"```python\n{text.rstrip()}\n```".replace("  # fmt: skip", "")
 
 
 def code_of(kernel: Any) -> str:

@@ -1,4 +1,4 @@
-"""Predict the time of a step before it is measured: from the bytes that move, and from the instructions that issue."""
+"""Predict the time of a step before it is measured: from its bytes, its instructions and its programs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from ropelab.study.topics.kernel_steps import steps
 SCHEDULERS = 4
 """The schedulers of a multiprocessor; each issues at most one instruction of a warp in a cycle (CUDA C++ Programming
 Guide, "Multiprocessor Level")."""
+START_NS = 0.57
+"""The nanoseconds between the starts of two programs on an H200; `ropelab.kernels.tile_cost` rests on it too."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ def gpus(where: records.Where) -> list[Gpu]:
 def issue_us(facts: Mapping[str, int], gpu: Gpu) -> float:
     """The least time in which all instructions of a step issue."""
     return facts["instructions"] * facts["warps"] * facts["programs"] / gpu.warps_per_us
+
+
+def start_us(facts: Mapping[str, int]) -> float:
+    """The least time in which all programs of a step start."""
+    return facts["programs"] * START_NS / 1000
 
 
 def bytes_of(tokens: int, heads: int, head_dim: int, itemsize: int = 2) -> int:

@@ -43,4 +43,4 @@ def meetings() -> pd.DataFrame:
 def listing(*names: str) -> str:
     """The source of functions of the kernel, as a block of code in markdown."""
     found = [inspect.getsource(getattr(projection_triton, name).fn).rstrip() for name in names]
-    return "```python\n" + "\n\n\n".join(found) + "\n```"
+    return ("```python\n" + "\n\n\n".join(found) + "\n```").replace("  # fmt: skip", "")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ropelab.bench.projection import COMPUTED, KERNEL, OURS, QUACK
+from ropelab.bench.projection import BY_QUACK, COMPUTED, KERNEL, OURS, QUACK
 from ropelab.bench.rows import timed
 from ropelab.study.plots import gpus, marks, ticks
 from ropelab.study.plots.heatmap import heatmap
@@ -17,6 +17,7 @@ from ropelab.study.topics.projection.findings import INPUTS, MANY, MODEL
 LOOKS = {
     OURS: ("a product, then a pass", 7, "D"), KERNEL: ("one kernel, tables", 0, "o"),
     COMPUTED: ("one kernel, angles computed", 3, "s"), QUACK: ("quack, one kernel", 2, "^"),
+    BY_QUACK: ("qkv_rope by quack", 4, "p"),
 }  # fmt: skip
 """Contender -> its words, the place of its colour, and its marker; the contrast to white is at least 3."""
 
@@ -24,7 +25,7 @@ LOOKS = {
 def law(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The pass over the product for many tokens, against K: the law as lines, the records as points."""
     rows = findings.passes(frame)
-    rows = rows[(rows.tokens >= MANY) & (rows[list(MODEL)] == list(MODEL.values())).all(1)]
+    rows = rows[(rows.tokens >= MANY) & (rows[list(MODEL)] == list(MODEL.values())).all(axis=1)]
     panels = grid(1, 1, (5.6, 3.4), "The share of the pass falls with the width of x", footer)
     ax = panels.axes[0, 0]
     for number, (_, points, look) in enumerate(gpus.parts(rows)):
@@ -43,7 +44,7 @@ def law(frame: pd.DataFrame, footer: str = "") -> Figure:
 def by_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The pass over the product against the tokens: the law with its launch, and the record."""
     rows = findings.passes(frame)
-    rows = rows[(rows.inputs == INPUTS) & (rows[list(MODEL)] == list(MODEL.values())).all(1)]
+    rows = rows[(rows.inputs == INPUTS) & (rows[list(MODEL)] == list(MODEL.values())).all(axis=1)]
     panels = grid(1, 1, (5.6, 3.4), "Few tokens: the pass is a launch", footer)
     ax = panels.axes[0, 0]
     for _, points, look in gpus.parts(rows.sort_values("tokens")):
@@ -60,7 +61,7 @@ def by_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
 def contenders(frame: pd.DataFrame, footer: str = "") -> Figure:
     """Every way to rotate over the plain product of cuBLAS, against the tokens, with intervals."""
     rows = timed(frame)
-    rows = rows[(rows.inputs == INPUTS) & (rows[list(MODEL)] == list(MODEL.values())).all(1)]
+    rows = rows[(rows.inputs == INPUTS) & (rows[list(MODEL)] == list(MODEL.values())).all(axis=1)]
     names = list(dict.fromkeys(rows.gpu))
     panels = grid(len(names), 1, (5.6, 3.1), "Each way over the plain product", footer, sharex=True, sharey=True)
     for ax, gpu in zip(panels.axes[:, 0], names, strict=True):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from ropelab.bench.projection import ALONE, COMPUTED, COPY, KERNEL, OURS, PRODUCT, QUACK
+from ropelab.bench.projection import ALONE, BY_QUACK, COMPUTED, COPY, KERNEL, OURS, PRODUCT, QUACK
 from ropelab.bench.projection_law import Machine, Product
 from ropelab.bench.rows import timed
 
@@ -17,7 +17,7 @@ MODEL = {"q_heads": 32, "k_heads": 8, "head_dim": 128}
 INPUTS = 4096
 MANY = 4096
 """The tokens from which a product is large."""
-ROTATING = (KERNEL, COMPUTED, QUACK)
+ROTATING = (KERNEL, COMPUTED, QUACK, BY_QUACK)
 """The contenders that make no pass."""
 
 
@@ -60,9 +60,16 @@ def product(row: Mapping[str, int]) -> Product:
 
 
 def losses(frame: pd.DataFrame) -> pd.DataFrame:
-    """What the product that rotates loses: ``product``, its product against cuBLAS, and ``epilogue``, its rotation."""
+    """What the product that rotates loses, as fractions.
+
+    Columns: those of `CASE`; product, of its product against cuBLAS; epilogue, of the rotation against its product;
+    computed, of the rotation with computed angles.
+    """
     table = times(frame).reset_index()
-    return table.assign(product=table[PRODUCT] / table[ALONE] - 1, epilogue=table[KERNEL] / table[PRODUCT] - 1)
+    own = table[PRODUCT]
+    return table.assign(
+        product=own / table[ALONE] - 1, epilogue=table[KERNEL] / own - 1, computed=table[COMPUTED] / own - 1
+    )
 
 
 def best(frame: pd.DataFrame) -> pd.DataFrame:

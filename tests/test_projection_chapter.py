@@ -1,0 +1,111 @@
+"""The chapter on the projection: its numbers follow from the records, and its figures from both GPUs."""
+
+import pandas as pd
+import pytest
+import torch
+from matplotlib.colors import to_rgb
+
+from ropelab.bench import records
+from ropelab.bench.projection import ALONE, COMPUTED, COPY, KERNEL, OURS, PRODUCT
+from ropelab.bench.projection_law import Machine, Product
+from ropelab.study.plots import gpus
+from ropelab.study.topics.projection import figures, findings, kept
+
+MACHINE = Machine(flops=700e12, bandwidth=3e12, launch_us=2.0)
+
+
+def made(tokens=(1, 4096, 16384), gpu="H100") -> pd.DataFrame:
+    """A record in which the law is exact: the pass takes its time by the law, and the kernel loses 4 %."""
+    rows = []
+    for inputs in (2048, 4096, 8192):
+        for count in tokens:
+            product = Product(count, inputs, 32, 8)
+            plain = product.product_us(MACHINE)
+            times = {ALONE: plain, OURS: plain + product.pass_us(MACHINE), PRODUCT: 1.01 * plain}
+            times |= {KERNEL: 1.04 * plain, COMPUTED: 1.03 * plain, COPY: product.pass_bytes / MACHINE.bandwidth * 1e6}
+            rows += [
+                {"gpu": gpu, "tokens": count, "inputs": inputs, "q_heads": 32, "k_heads": 8, "head_dim": 128,
+                 "contender": name, "status": "ok", "median_us": us, "q20_us": 0.99 * us, "q80_us": 1.01 * us,
+                 "over_product": us / plain}
+                for name, us in times.items()
+            ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_the_law_is_read_from_the_record():
+    frame = made()
+    (machine,) = findings.machines(frame).values()
+    assert machine.flops == pytest.approx(MACHINE.flops) and machine.bandwidth == pytest.approx(MACHINE.bandwidth)
+    passes = findings.passes(frame)
+    many = passes[passes.tokens >= findings.MANY]
+    launch = MACHINE.launch_us / many.apply(lambda row: findings.product(row).product_us(MACHINE), axis=1)
+    assert (many.measured - many.predicted).abs().max() < launch.max()
+    assert (passes.low < passes.measured).all() and (passes.measured < passes.high).all()
+
+
+def test_losses_and_the_size_from_which_the_kernel_wins():
+    frame = made()
+    losses = findings.losses(frame)
+    assert losses["product"].tolist() == pytest.approx([0.01] * len(losses))
+    assert losses.epilogue.tolist() == pytest.approx([1.04 / 1.01 - 1] * len(losses))
+    assert findings.best(frame).best.unique().tolist() == [COMPUTED]
+    rows = pd.DataFrame({"tokens": [1, 64, 512, 4096], "ratio": [0.9, 1.1, 0.95, 0.9]})
+    assert findings.first_size(rows) == 512, "a win at one token is none at all further sizes"
+    assert findings.first_size(rows.assign(ratio=1.1)) is None
+
+
+def test_figures_show_every_gpu():
+    frame = pd.concat([made(), made(gpu="H200")], ignore_index=True)
+    for draw in (figures.law, figures.by_tokens, figures.contenders, figures.winners):
+        drawn = draw(frame, "foot")
+        texts = [ax.get_title() for ax in drawn.axes] + [t.get_text() for one in drawn.legends for t in one.get_texts()]
+        assert all(any(gpu in text for text in texts) for gpu in ("H100", "H200")), draw.__name__
+        assert "\n" not in drawn.get_suptitle(), "a title has one line"
+
+
+def luminance(color) -> float:
+    """The relative luminance of a colour (WCAG 2.2)."""
+    parts = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in color)
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+
+def dark(color) -> tuple[float, ...]:
+    """The colour under ``invert(.91) hue-rotate(180deg)``, by which the report shows figures in its dark theme."""
+    rows = ((-0.574, 1.43, 0.144), (0.426, 0.43, 0.144), (0.426, 1.43, -0.856))  # Filter Effects Module Level 1
+    inverted = [0.91 - 0.82 * x for x in color]
+    return tuple(min(1.0, max(0.0, sum(a * b for a, b in zip(row, inverted, strict=True)))) for row in rows)
+
+
+def test_colours_have_contrast_in_both_themes():
+    places = {place for place, _ in gpus.LOOKS} | {place for _, place, _ in figures.LOOKS.values()}
+    for place in places:
+        color = to_rgb(gpus.COLORBLIND[place])
+        for one, ground in ((color, (1.0, 1.0, 1.0)), (dark(color), dark((1.0, 1.0, 1.0)))):
+            low, high = sorted((luminance(one), luminance(ground)))
+            assert (high + 0.05) / (low + 0.05) >= 3, place
+
+
+def test_the_records_of_both_gpus_stand_in_one_table():
+    frame, footer = gpus.together(findings.RECORD, records.Selection())
+    assert set(frame.gpu) == {"H100", "H200"} and all(gpu in footer for gpu in ("H100", "H200"))
+    one, _ = gpus.together(findings.RECORD, records.Selection(gpu="nvidia-h100-80gb-hbm3"))
+    assert set(one.gpu) == {"H100"}
+    with pytest.raises(records.Missing, match="no_such_study"):
+        gpus.together("no_such_study", records.Selection())
+
+
+def test_autograd_keeps_the_product_only_with_a_norm():
+    rows = kept.kept_bytes().set_index("way")
+    assert rows["of x, K e"].tolist() == [1] * 4
+    assert rows["others, N e"].tolist() == [0, 0, 1, 1]
+
+
+def test_adjacent_pairs_meet_in_one_thread():
+    pytest.importorskip("triton")
+    from ropelab.study.topics.projection import epilogue
+
+    assert epilogue.thread_of(torch.arange(10)).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 0, 0]
+    rows = epilogue.meetings()
+    assert rows[rows.layout == "interleaved"][["one thread", "one piece"]].all(axis=None)
+    halves = rows[rows.layout == "split_half"]
+    assert halves["one thread"].tolist() == [half % 8 == 0 for half in halves.rotary_dim // 2]
