@@ -81,7 +81,8 @@ def serve(model: torch.nn.Module, vllm_config: Any) -> Counter[str]:
         else:
             continue
         try:
-            serve_layer(layer, name, vllm_config)
+            with torch.random.fork_rng(devices=[]):  # a server's random numbers stay as they are
+                serve_layer(layer, name, vllm_config)
         except Unlike as reason:
             outcomes[str(reason)] += 1
             if outcomes[str(reason)] == 1:
