@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+from types import SimpleNamespace
 
 os.environ.update(CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1", HF_HUB_OFFLINE="1", VLLM_PLUGINS="")
 
@@ -93,6 +94,10 @@ def prepare() -> None:
         return TritonMLABackend
 
     latent_module.get_attn_backend = latent_backend
+    from vllm.v1.attention.backends.mla.prefill import flash_attn
+
+    flash_attn.flash_attn_varlen_func = lambda *given, **named: None
+    flash_attn.get_flash_attn_version = lambda *given, **named: 3
     triton_attn.TritonAttentionImpl.forward = attend
     MLAAttention.forward_impl = attend_latent
     _custom_ops.concat_and_cache_mla = write_latent
@@ -107,7 +112,7 @@ def attend(self, layer, query, key, value, kv_cache, metadata, output, *given, *
     scales = layer._k_scale, layer._v_scale
     if kv_cache.dtype == torch.uint8:
         caches = [cache.view(torch.float8_e4m3fn).float() * scale for cache, scale in zip(caches, scales, strict=True)]
-    keys, values = (cache.float().reshape(-1, *cache.shape[2:])[metadata] for cache in caches)
+    keys, values = (cache.float().reshape(-1, *cache.shape[2:])[metadata.slots] for cache in caches)
     keys, values = (x.repeat_interleave(self.num_heads // self.num_kv_heads, 1) for x in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * self.scale
     later = torch.ones(len(query), len(query), dtype=torch.bool).triu(1)
@@ -117,7 +122,7 @@ def attend(self, layer, query, key, value, kv_cache, metadata, output, *given, *
 
 def attend_latent(self, q, kv_c, k_pe, kv_cache, metadata, output, **named):
     """Some function of all that latent attention is given, and of the cache."""
-    entries = kv_cache.reshape(-1, kv_cache.shape[-1])[metadata]
+    entries = kv_cache.reshape(-1, kv_cache.shape[-1])[metadata.slots]
     given = torch.cat((q.flatten(1), entries, k_pe.flatten(1)), 1)
     output.copy_(torch.stack([given.roll(i, 1)[:, 0] + given.sin().sum(1) for i in range(output.shape[1])], 1))
 
@@ -168,8 +173,9 @@ def run(call, config: VllmConfig, inputs: dict) -> tuple[torch.Tensor, list[torc
     with (
         torch.no_grad(),
         set_current_vllm_config(config),
-        set_forward_context(
-            dict.fromkeys(layers, slots), config, num_tokens=TOKENS, slot_mapping=dict.fromkeys(layers, slots)
+        set_forward_context(  # fmt: skip
+            dict.fromkeys(layers, SimpleNamespace(slots=slots, num_decode_tokens=0)), config, num_tokens=TOKENS,
+            slot_mapping=dict.fromkeys(layers, slots),
         ),
     ):
         return call(inputs["ids"], inputs["positions"]), [layer.kv_cache for layer in layers.values()]
