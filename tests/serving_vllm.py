@@ -1,6 +1,6 @@
 """Hold the plugin of vLLM to vLLM's own model classes, cache writes and forward context, on a CPU.
 
-    python tests/serving_vllm.py MODEL CACHE_DTYPE
+    CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 python tests/serving_vllm.py MODEL CACHE_DTYPE
 
 A process without a GPU has no attention of vLLM. A stand-in reads keys and values from the cache that the layer wrote,
 so a wrong place in the cache, a wrong rotation or a missing norm changes the output of the model. The process prints
@@ -8,17 +8,11 @@ what it found, as JSON.
 """
 
 import json
-import os
 import sys
 import tempfile
 from types import SimpleNamespace
 
-os.environ.update(CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1", HF_HUB_OFFLINE="1", VLLM_PLUGINS="")
-
 import torch
-
-torch.cuda.get_device_capability = lambda *given: (9, 0)
-
 import vllm
 import vllm.model_executor.layers.attention.attention as attention_module
 import vllm.model_executor.layers.attention.mla_attention as latent_module
@@ -67,7 +61,11 @@ MODELS = {
     "qwen2": ("Qwen2ForCausalLM", "qwen2", {}),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", {}),
     "qwen3-mrope": ("Qwen3ForCausalLM", "qwen3", {}),
-    "gemma2": ("Gemma2ForCausalLM", "gemma2", {**GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        "gemma2",
+        {**GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    ),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text", {**GEMMA, "rope_local_base_freq": 1e4}),
     "glm4": ("Glm4ForCausalLM", "glm4", {"partial_rotary_factor": 0.5, "attention_bias": True}),
     "phi3": ("Phi3ForCausalLM", "phi3", {}),
@@ -78,6 +76,7 @@ TOKENS, BLOCKS, BLOCK = 9, 4, 16
 
 def prepare() -> None:
     """Make vLLM build its layers on a CPU as it builds them on a GPU, with attention that reads the cache."""
+    torch.cuda.get_device_capability = lambda *given: (9, 0)
     platform = type(current_platform)
     platform.opaque_attention_op = classmethod(lambda cls: True)
     platform.device_type = "cpu"
@@ -127,7 +126,7 @@ def attend_latent(self, q, kv_c, k_pe, kv_cache, metadata, output, **named):
     output.copy_(torch.stack([given.roll(i, 1)[:, 0] + given.sin().sum(1) for i in range(output.shape[1])], 1))
 
 
-def write_latent(kv_c, k_pe, kv_cache, slot_mapping, kv_cache_dtype, scale):
+def write_latent(kv_c, k_pe, kv_cache, slot_mapping, kv_cache_dtype, scale, **named):
     """vLLM's write into the latent cache, in torch operations."""
     kv_cache.view(-1, kv_cache.shape[-1])[slot_mapping] = torch.cat((kv_c, k_pe), 1)
 
@@ -174,7 +173,9 @@ def run(call, config: VllmConfig, inputs: dict) -> tuple[torch.Tensor, list[torc
         torch.no_grad(),
         set_current_vllm_config(config),
         set_forward_context(  # fmt: skip
-            dict.fromkeys(layers, SimpleNamespace(slots=slots, num_decode_tokens=0)), config, num_tokens=TOKENS,
+            dict.fromkeys(layers, SimpleNamespace(slots=slots, num_decode_tokens=0)),
+            config,
+            num_tokens=TOKENS,
             slot_mapping=dict.fromkeys(layers, slots),
         ),
     ):

@@ -131,12 +131,17 @@ MODELS = (
     "llama", "mistral", "qwen2", "qwen3", "qwen3-mrope", "gemma2", "gemma3", "glm4", "phi3", "deepseek_v3",
 )  # fmt: skip
 
+PATHS = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1", "HF_HUB_OFFLINE": "1", "VLLM_PLUGINS": "",
+}  # fmt: skip
 
-def run(*arguments: str, **environment: str) -> dict:
+
+def run(*arguments: str) -> dict:
     """What tests/serving_vllm.py finds out about a model."""
     process = subprocess.run(
         [sys.executable, str(ROOT / "tests/serving_vllm.py"), *arguments], capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env=ENVIRONMENT,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr[-3000:]
     return json.loads(process.stdout.splitlines()[-1])
@@ -184,6 +189,6 @@ print(hasattr(BaseModelLoader.load_model, "of_ropelab"))
     for switch, on in (("0", "True"), ("1", "False")):
         process = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=300,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "ROPELAB_DISABLE": switch, "CUDA_VISIBLE_DEVICES": ""},
+            env=ENVIRONMENT | {"ROPELAB_DISABLE": switch},
         )  # fmt: skip
-        assert process.stdout.split() [-1] == on, process.stderr[-2000:]
+        assert process.stdout.split()[-1] == on, process.stderr[-2000:]

@@ -77,8 +77,8 @@ def _rotate_and_write(module: Any, positions: torch.Tensor, query: torch.Tensor,
     """Rotate query and key in place, and write key and value into the pool, in one pass.
 
     Args:
-        fused: ``value [T, Hk * Dv]`` or ``[T, Hk, Dv]``; ``k_buffer [slots, Hk * D]`` and ``v_buffer [slots, Hk * Dv]``;
-            ``cache_loc [T]``, the slots.
+        fused: ``value [T, Hk * Dv]`` or ``[T, Hk, Dv]``; ``k_buffer [slots, Hk * D]`` and
+            ``v_buffer [slots, Hk * Dv]``; ``cache_loc [T]``, the slots.
     """
     size = module.head_size
     q, k = (x.reshape(len(x), -1, size) for x in (query, key))
