@@ -15,6 +15,6 @@ files in this order:
 8. `vllm` and `flashinfer` hold the functions of vLLM and FlashInfer that rotate and write into a paged cache.
 9. `megatron` holds Megatron-LM's functions, also for multi-head latent attention, with a patch.
 10. `dtensor` rotates DTensors, for tensor and context parallelism.
-11. `torchtitan`, `torchtitan_mla`, `vllm_plugin` and `sglang_plugin` put the kernel in the place of the classes of
-    these packages.
+11. `torchtitan`, `torchtitan_mla` and `sglang_plugin` put the kernel in the place of the classes of these packages.
+12. `serving` and `vllm_plugin` give the attention layers of vLLM one kernel for norm, rotation and cache write.
 """

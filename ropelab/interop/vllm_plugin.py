@@ -37,7 +37,7 @@ def register() -> None:
         vllm_writes.define()
         load = BaseModelLoader.load_model
         if not hasattr(load, "of_ropelab"):
-            BaseModelLoader.load_model = _serving(load)  # type: ignore[method-assign]
+            BaseModelLoader.load_model = _serving(load)
     except Exception as error:  # a server starts without the plugin
         say("warning", f"switched off, because this vLLM has another interface: {type(error).__name__}: {error}")
 
@@ -54,7 +54,7 @@ def _serving(load):
             say("warning", f"not all layers were looked at: {type(error).__name__}: {error}", exc_info=True)
         return model
 
-    load_model.of_ropelab = True
+    load_model.of_ropelab = True  # type: ignore[attr-defined]
     return load_model
 
 
@@ -81,10 +81,12 @@ def serve(model: torch.nn.Module, vllm_config: Any) -> Counter[str]:
         else:
             continue
         try:
-            serve_layer(layer, name, vllm_config)
-        except Unlike as reason:
-            outcomes[str(reason)] += 1
-            if outcomes[str(reason)] == 1:
+            with torch.random.fork_rng(devices=[]):  # a server's random numbers stay as they are
+                serve_layer(layer, name, vllm_config)
+        except Exception as error:  # a layer that the plugin does not understand stays as it is
+            reason = str(error) if isinstance(error, Unlike) else f"{type(error).__name__}: {error}"
+            outcomes[reason] += 1
+            if outcomes[reason] == 1:
                 say("info", f"{name} ({type(layer).__name__}) keeps vLLM's own calls: {reason}")
         else:
             outcomes["served"] += 1

@@ -7,6 +7,7 @@ that out for each layer, with random numbers in place of all results.
 """
 
 import inspect
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +35,12 @@ class StandIn:
 
     def __getattr__(self, name: str) -> Any:
         parts = self._ropelab_parts
-        return parts[name] if name in parts else getattr(self._ropelab_layer, name)
+        if name in parts:
+            return parts[name]
+        found = getattr(self._ropelab_layer, name)
+        if isinstance(found, types.MethodType):  # a method of the layer, which must see the parts as well
+            return types.MethodType(found.__func__, self)
+        return found
 
 
 @dataclass

@@ -92,9 +92,7 @@ def _probe(layer: torch.nn.Module, rotary: str, attention: str) -> None:
             raise Unlike(f"its forward did not run with stand-ins: {type(error).__name__}: {error}") from error
         return trace
 
-    torch_state = torch.random.get_rng_state()
     rotated, plain = run(rotates=True), run(rotates=False)
-    torch.random.set_rng_state(torch_state)
     turn, with_turn, without = rotated.only(rotary), rotated.only(attention), plain.only(attention)
     (q, kv_c, k_pe), (q_plain, kv_c_plain, k_plain) = with_turn.given, without.given
     pairs = turn.given[1].shape[-1]

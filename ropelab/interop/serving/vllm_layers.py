@@ -41,7 +41,7 @@ def serve_attention(layer: torch.nn.Module, name: str, vllm_config: Any) -> None
     check_rotation(rotation, attend.head_size)
     take_over(*_write_of(attend))
     attend.of_ropelab = Plan(name, rotation, q_norm, k_norm, found.norm_first, offset, axes_of(rotation))
-    stands = {rotary: _unrotated}
+    stands: dict[str, Any] = {rotary: _unrotated}
     stands |= {norm: _unchanged for norm in (found.q_norm, found.k_norm) if norm is not None}
     run_with(layer, attention, stands, _attend, attend)
 
@@ -53,19 +53,19 @@ def run_with(
     layer: torch.nn.Module, attention: str, stands: dict[str, Any], attend: Callable[..., torch.Tensor], owner: Any
 ) -> None:
     """Give the forward of a layer stand-ins, and ``attend(owner, positions, ...)`` for its attention."""
-    base = type(layer)
+    base: Any = type(layer)
     index, name = next(
         (i, parameter)
         for i, parameter in enumerate(list(inspect.signature(base.forward).parameters)[1:])
         if parameter in ("positions", "position_ids")
     )
     layer.__class__ = _served(base, attention, tuple(stands.items()), attend, index, name)
-    layer.owner_of_ropelab = (owner,)  # a tuple, so that the layer has no further child
+    vars(layer)["owner_of_ropelab"] = (owner,)  # a tuple, so that the layer has no further child
 
 
 @functools.cache
 def _served(
-    base: type, attention: str, stands: tuple[tuple[str, Any], ...], attend: Callable, index: int, name: str
+    base: Any, attention: str, stands: tuple[tuple[str, Any], ...], attend: Callable, index: int, name: str
 ) -> type:
     """The subclass of a layer's class whose forward has stand-ins."""
 
@@ -92,7 +92,12 @@ def _attend(attention: Any, positions: torch.Tensor, q: torch.Tensor, k: torch.T
     """Attention with norm and rotation, in the place of vLLM's module."""
     from vllm.model_executor.layers.attention.attention import _encode_layer_name
 
-    heads, size, value_size, name = attention.num_heads, attention.head_size, attention.head_size_v, attention.layer_name
+    heads, size, value_size, name = (
+        attention.num_heads,
+        attention.head_size,
+        attention.head_size_v,
+        attention.layer_name,
+    )
     dtype = q.dtype
     q = q.view(-1, heads, size)
     k, v = k.view(-1, attention.num_kv_heads, size), v.view(-1, attention.num_kv_heads, value_size)
@@ -157,7 +162,7 @@ def check_cache(attention: Any, vllm_config: Any) -> None:
     """
     if attention.kv_cache_dtype not in CACHE_DTYPES:
         raise Unlike(f"its cache is in {attention.kv_cache_dtype}")
-    if attention.calculate_kv_scales:
+    if getattr(attention, "calculate_kv_scales", False):  # no longer in vLLM 0.33
         raise Unlike("the scales of its cache are computed from the first tokens")
     passes = vllm_config.compilation_config.pass_config
     if getattr(passes, "fuse_attn_quant", False) and getattr(attention, "quant_config", None) is not None:

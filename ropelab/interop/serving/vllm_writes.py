@@ -51,7 +51,7 @@ class Plan:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        options = {"layout": "split_half" if self.rotary.is_neox_style else "interleaved"}
+        options: dict[str, Any] = {"layout": "split_half" if self.rotary.is_neox_style else "interleaved"}
         if self.q_norm is not None:
             options |= {
                 "eps": self.q_norm.variance_epsilon, "weight_offset": self.weight_offset,
@@ -172,7 +172,9 @@ def _latent_attention(
     if slots is not None and cache.numel() and not plan.broken:
         made = torch.empty_like(k_pe, memory_format=torch.contiguous_format)
 
-        def work(kv_c, _, kv_cache, slot_mapping, kv_cache_dtype, scale):
+        def work(kv_c, _, kv_cache, slot_mapping, kv_cache_dtype, scale, **more):
+            if any(more.values()):
+                raise NotImplementedError(f"the write into the cache has the arguments {', '.join(more)}")
             kv_cache_dtype = _AS_KEYS.get(kv_cache_dtype, kv_cache_dtype)
             kv_cache, scale = cache_in_its_dtype("kv_cache", kv_cache, kv_cache_dtype, scale, q.dtype)
             mla_rope_and_cache(
