@@ -1,8 +1,5 @@
 """Z3 proves the statements about indices of the kernels' own functions, and refutes them where an error is planted."""
 
-import inspect
-import textwrap
-
 import pytest
 
 pytest.importorskip("z3")
@@ -17,23 +14,13 @@ from ropelab.kernels import (  # noqa: E402
     stages_triton,
 )
 from ropelab.study.topics.proofs import indices  # noqa: E402
+from tests.support import altered  # noqa: E402
 
 
 @pytest.mark.parametrize("statement", indices.STATEMENTS)
 def test_the_statement_is_proved(statement):
     found = indices.proof(statement)
     assert found.outcome == "proved", found
-
-
-def altered(function, old: str, new: str):
-    """The function with a change of its text, in its own module."""
-    body = getattr(function, "fn", function)
-    source = textwrap.dedent(inspect.getsource(body))
-    source = source[source.index("def ") :]
-    assert source.count(old) == 1, f"{old} occurs {source.count(old)} times in {body.__name__}"
-    module = dict(body.__globals__)
-    exec(compile(source.replace(old, new), body.__name__, "exec"), module)
-    return module[body.__name__]
 
 
 PLANTED = [
