@@ -127,7 +127,8 @@ def rotation_bound(
     """
     u, e = arithmetic.compute.unit, arithmetic.compute.underflow
     growth = (1 + EXACT(arithmetic.table.unit)) * (1 + EXACT(u)) ** 2
-    relative = growth - 1 + 2 * REFERENCE.unit
+    relative = float(growth - 1 + 2 * REFERENCE.unit)
+    growth = float(growth) * (1 + 2 * u)
     absolute = growth * (angle_error + arithmetic.table.underflow) * (abs(x0) + abs(x1)) + 2 * (1 + u) * e
 
     def stored(magnitude, y):
