@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+import ropelab
 from ropelab.conformance import bounds
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.study.topics.gradients import bound_evidence
+from ropelab.study.topics.gradients import bound_evidence, latent_evidence
 
 CASE = bound_evidence.Case(seq_len=4)
 
@@ -33,6 +34,25 @@ def test_the_bounds_are_tight(rotary, gradients):
     """A bound that the largest error does not come near would prove little."""
     for evidence, law in ((rotary, "definition"), (gradients, "gradient = R(-θ) g")):
         assert (evidence[evidence.law == law].fraction > 0.3).all()
+
+
+def _shifted(seq_len, *args, **kwargs):
+    return tuple(table[1:] for table in ropelab.angles.tables.rotary_table(seq_len + 1, *args, **kwargs))
+
+
+def _negated(*args, **kwargs):
+    cos, sin = ropelab.angles.tables.rotary_table(*args, **kwargs)
+    return cos, -sin
+
+
+@pytest.mark.parametrize("wrong", [_shifted, _negated])
+def test_the_reference_is_independent_of_the_librarys_tables(monkeypatch, wrong):
+    """The definition makes its angles itself, so wrong tables of the library are errors in every dtype."""
+    monkeypatch.setattr(ropelab, "rotary_table", wrong)
+    evidence = bound_evidence.rotary_evidence(CASE)
+    assert (evidence[evidence.law == "definition"].fraction > 1000).all()
+    latent = latent_evidence.latent_evidence((torch.float32,)).set_index("law").fraction
+    assert (latent[["key = (k, R pe)", "∂L/∂pe = Rᵀ Σ g"]] > 1000).all(axis=None)
 
 
 def test_layouts_agree_bit_for_bit(rotary):

@@ -113,7 +113,7 @@ def rotation_bound(
 
     With ``M0 = |x0 c| + |x1 s|``, table error ``t``, compute unit ``u``, underflow ``e``, before the store::
 
-        |z0 - y0| <= ((1 + t)(1 + u)^2 - 1) M0 + (1 + u)^2 a (|x0| + |x1|) + 2 (1 + u) e =: E
+        |z0 - y0| <= ((1 + t)(1 + u)^2 - 1) M0 + (1 + t)(1 + u)^2 a (|x0| + |x1|) + 2 (1 + u) e =: E
         |store(z0) - y0| <= E + unit_store (|y0| + E) + underflow_store
 
     Args:
@@ -126,8 +126,10 @@ def rotation_bound(
         The bounds of ``y0`` and of ``y1``. The inverse rotation has the bounds of ``-s``.
     """
     u, e = arithmetic.compute.unit, arithmetic.compute.underflow
-    relative = (1 + EXACT(arithmetic.table.unit)) * (1 + EXACT(u)) ** 2 - 1 + 2 * REFERENCE.unit
-    absolute = (1 + u) ** 2 * (angle_error + arithmetic.table.underflow) * (abs(x0) + abs(x1)) + 2 * (1 + u) * e
+    growth = (1 + EXACT(arithmetic.table.unit)) * (1 + EXACT(u)) ** 2
+    relative = float(growth - 1 + 2 * REFERENCE.unit)
+    growth = float(growth) * (1 + 2 * u)
+    absolute = growth * (angle_error + arithmetic.table.underflow) * (abs(x0) + abs(x1)) + 2 * (1 + u) * e
 
     def stored(magnitude, y):
         error = relative * magnitude + absolute
@@ -138,7 +140,14 @@ def rotation_bound(
 
 
 def inexact_rotation_bound(
-    x0: np.ndarray, x1: np.ndarray, d0, d1, c: np.ndarray, s: np.ndarray, arithmetic: Arithmetic
+    x0: np.ndarray,
+    x1: np.ndarray,
+    d0,
+    d1,
+    c: np.ndarray,
+    s: np.ndarray,
+    arithmetic: Arithmetic,
+    angle_error: float | np.ndarray = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest error of a rotated pair whose members are off by at most ``d0`` and ``d1`` before.
 
@@ -149,26 +158,31 @@ def inexact_rotation_bound(
     Args:
         x0, x1: the exact members of each pair, ``EXACT``.
         d0, d1: the largest errors of the members.
-        c, s, arithmetic: as for `rotation_bound`.
+        c, s, arithmetic, angle_error: as for `rotation_bound`.
     """
     # These signs add the magnitudes of both products of the first member, and of the second.
     wide, unstored = (abs(x0) + d0, abs(x1) + d1), replace(arithmetic, store=NO_ROUNDING)
-    e0 = rotation_bound(*wide, abs(c), -abs(s), unstored)[0] + d0 * abs(c) + d1 * abs(s)
-    e1 = rotation_bound(*wide, abs(c), abs(s), unstored)[1] + d1 * abs(c) + d0 * abs(s)
+    e0 = rotation_bound(*wide, abs(c), -abs(s), unstored, angle_error)[0] + d0 * abs(c) + d1 * abs(s)
+    e1 = rotation_bound(*wide, abs(c), abs(s), unstored, angle_error)[1] + d1 * abs(c) + d0 * abs(s)
     y0, y1 = rotate_exactly(x0, x1, c, s)
     return e0 + arithmetic.store.of(abs(y0) + e0), e1 + arithmetic.store.of(abs(y1) + e1)
 
 
-def table_angle_error(angles: np.ndarray) -> np.ndarray:
+def table_angle_error(angles: np.ndarray, frequencies: np.ndarray | None = None) -> np.ndarray:
     """Return the absolute error of a cosine or sine computed in float64 at the rounded angle ``p * theta``.
 
     The product has an error of at most ``u |angle|``, the library's cosine of less than a unit in the last place, 2u.
+    A table that computes ``theta = base ** -e`` rounds the exponent e once, which moves theta by ``u |ln theta|`` of
+    itself. The power adds a unit in the last place, 2u of theta.
 
     Args:
         angles: exact angles in rad.
+        frequencies: the exact ``theta``, which broadcasts against ``angles``, if the table computes it in float64; None
+            for a table whose frequencies are exact.
     """
     u = Rounding.nearest(torch.float64).unit + REFERENCE.unit
-    return u * (abs(angles) + 2)
+    inexact = 0 if frequencies is None else 2 + abs(np.log(frequencies))
+    return u * (1 + 8 * u) * (abs(angles) * (1 + inexact) + 2)
 
 
 def fraction(error: np.ndarray, bound: np.ndarray) -> float:

@@ -29,7 +29,12 @@ def additions(heads: int) -> int:
 
 
 def shared_gradient_bound(
-    g0: np.ndarray, g1: np.ndarray, c: np.ndarray, s: np.ndarray, arithmetic: Arithmetic
+    g0: np.ndarray,
+    g1: np.ndarray,
+    c: np.ndarray,
+    s: np.ndarray,
+    arithmetic: Arithmetic,
+    angle_error: float | np.ndarray = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest error of the pair ``dk_pe = R^T (sum over h of g_h)``, elementwise.
 
@@ -43,10 +48,10 @@ def shared_gradient_bound(
     Args:
         g0, g1: the members of each pair of the gradients of the heads, ``EXACT``, ``[..., heads, pairs]``.
         c, s: the exact cosine and sine of the rotation of the key, ``EXACT``, which broadcast against ``[..., pairs]``.
-        arithmetic: the roundings of the function.
+        arithmetic, angle_error: as for `bounds.rotation_bound`.
     """
     unit = EXACT(arithmetic.compute.unit)
     growth = (1 + unit) ** additions(g0.shape[-2]) - 1 + g0.shape[-2] * REFERENCE.unit
     d0, d1 = (growth * abs(g).sum(-2) for g in (g0, g1))
     s0, s1 = g0.sum(-2), g1.sum(-2)
-    return inexact_rotation_bound(s0, s1, d0, d1, c, -s, arithmetic)
+    return inexact_rotation_bound(s0, s1, d0, d1, c, -s, arithmetic, angle_error)

@@ -23,11 +23,11 @@ from ropelab.conformance.bounds import (
     fraction,
     rotate_exactly,
     rotation_bound,
-    table_angle_error,
     table_dtype,
 )
 from ropelab.kernels import INTERPRETED
 from ropelab.layout.pairing import LAYOUTS, pairs, permutation
+from ropelab.study.topics.proofs.angles import exact_tables
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 Pair = tuple[np.ndarray, np.ndarray]
@@ -74,6 +74,11 @@ class Case:
         end = self.first_position + self.seq_len
         tables = ropelab.rotary_table(end, self.rotary_dim, dtype=dtype, device=device())
         return tuple(t[self.first_position :] for t in tables)
+
+    @property
+    def positions(self) -> range:
+        """The positions of the tokens."""
+        return range(self.first_position, self.first_position + self.seq_len)
 
     def table_arguments(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """The arguments of `ropelab.apply_rope` for the tables that go with tensors of ``dtype``."""
@@ -203,14 +208,11 @@ def relative_scores(case: Case, dtype: torch.dtype, layout: str) -> Triple:
     q = q[:, :1, : case.k_heads].expand(-1, case.seq_len, -1, -1)
     k = k[:, :1].expand(-1, case.seq_len, -1, -1)
     rotated = ropelab.apply_rope(q, k, layout=layout, **case.table_arguments(dtype))
-    positions = np.arange(case.first_position, case.first_position + case.seq_len).astype(EXACT)
-    frequencies = exact(inverse_frequencies(case.rotary_dim))
-    angles = positions[:, None, None] * frequencies
-    c, s = np.cos(angles), np.sin(angles)
+    (c, s), angle_error = exact_tables(case.positions, case.rotary_dim)
 
     measured = bound = EXACT(0)
     q_pair, k_pair = case.rotary_pairs(q, layout), case.rotary_pairs(k, layout)
-    bounds = [rotation_bound(*p, c, s, arithmetic(dtype), table_angle_error(angles)) for p in (q_pair, k_pair)]
+    bounds = [rotation_bound(*p, c, s, arithmetic(dtype), angle_error) for p in (q_pair, k_pair)]
     exactly = [rotate_exactly(*p, c, s) for p in (q_pair, k_pair)]
     outputs = [case.rotary_pairs(x, layout) for x in rotated]
     for i in (0, 1):
@@ -220,9 +222,12 @@ def relative_scores(case: Case, dtype: torch.dtype, layout: str) -> Triple:
         measured = measured + a * b
         bound = bound + abs(y) * z_bound + abs(z) * y_bound + y_bound * z_bound
 
-    distance = (positions[None, :] - positions[:, None])[..., None, None] * frequencies
+    (c, s), _ = exact_tables(range(1 - case.seq_len, case.seq_len), case.rotary_dim)
+    place = np.arange(case.seq_len)
+    distance = place[None, :] - place[:, None] + case.seq_len - 1
+    c, s = c[distance], s[distance]
     (q0, q1), (k0, k1) = ([half[:, :1, None] for half in pair] for pair in (q_pair, k_pair))
-    truth = (q0 * k0 + q1 * k1) * np.cos(distance) + (q1 * k0 - q0 * k1) * np.sin(distance)
+    truth = (q0 * k0 + q1 * k1) * c + (q1 * k0 - q0 * k1) * s
     return measured, truth, bound
 
 
@@ -333,17 +338,11 @@ def _faulty_rotations(case: Case, x0: torch.Tensor, x1: torch.Tensor) -> Iterato
     yield "sign of sin", rotate(cos, -sin)
 
 
-def _exact_tables(case: Case) -> Pair:
-    """c and s ``[S, 1, R/2]``: the float64 tables, which serve as the tables of the definition."""
-    cos, sin = case.tables(torch.float64)
-    return exact(cos)[:, None], exact(sin)[:, None]
-
-
 def _truth(pair: Pair, case: Case, dtype: torch.dtype, inverse: bool = False) -> tuple[Pair, Pair]:
     """The rotated pair, and the bound of the pair's error."""
-    c, s = _exact_tables(case)
+    (c, s), angle_error = exact_tables(case.positions, case.rotary_dim)
     s = -s if inverse else s
-    return rotate_exactly(*pair, c, s), rotation_bound(*pair, c, s, arithmetic(dtype))
+    return rotate_exactly(*pair, c, s), rotation_bound(*pair, c, s, arithmetic(dtype), angle_error)
 
 
 def _fraction(measured: Pair, truth: Pair, bound: Pair) -> float:

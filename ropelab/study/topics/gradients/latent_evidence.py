@@ -17,7 +17,8 @@ from ropelab.conformance.bounds import exact, fraction, rotate_exactly, rotation
 from ropelab.conformance.latent_bounds import shared_gradient_bound
 from ropelab.layout.pairing import LAYOUTS, pairs
 from ropelab.study.topics.algebra import plane_rotation
-from ropelab.study.topics.gradients.bound_evidence import DTYPES, arithmetic, device, short_name
+from ropelab.study.topics.gradients.bound_evidence import DTYPES, Pair, arithmetic, device, short_name
+from ropelab.study.topics.proofs.angles import exact_tables
 
 HEADS, NOPE_DIM, ROTARY_DIM, VALUE_DIM, TOKENS, FIRST = 40, 8, 16, 8, 4, 4000
 
@@ -72,9 +73,9 @@ def fault_evidence(dtypes=(torch.bfloat16, torch.float32)) -> pd.DataFrame:
     for dtype in dtypes:
         _, _, key_grad, _ = _inputs(dtype)
         g = [exact(half) for half in pairs(key_grad[..., NOPE_DIM:], "split_half")]
-        c, s = _cos_sin()
+        (c, s), angle_error = _cos_sin()
         truth = rotate_exactly(*(half.sum(-2) for half in g), c, -s)
-        bound = shared_gradient_bound(*g, c, s, arithmetic(dtype))
+        bound = shared_gradient_bound(*g, c, s, arithmetic(dtype), angle_error)
         halves = pairs(key_grad[..., NOPE_DIM:], "split_half")
         rounded = [exact(half.bfloat16().sum(-2, dtype=torch.bfloat16)) for half in halves]
         wrong = {
@@ -100,15 +101,18 @@ def _measured(dtype: torch.dtype, layout: str) -> dict[str, float]:
         )
         results.append([key, value, *torch.autograd.grad((key, value), leaves, (key_grad, value_grad))])
     key, value, dkv, dk_pe = results[0]
-    c, s = _cos_sin()
+    (c, s), angle_error = _cos_sin()
     x = [np.broadcast_to(exact(half), (1, TOKENS, HEADS, ROTARY_DIM // 2)) for half in pairs(k_pe, layout)]
     g = [exact(half) for half in pairs(key_grad[..., NOPE_DIM:], "split_half")]
     turned = [exact(half) for half in pairs(key[..., NOPE_DIM:], "split_half")]
-    c_heads, s_heads = c[:, None], s[:, None]
-    forward = rotate_exactly(*x, c_heads, s_heads), rotation_bound(*x, c_heads, s_heads, arithmetic(dtype))
+    of_heads = c[:, None], s[:, None]
+    forward = (
+        rotate_exactly(*x, *of_heads),
+        rotation_bound(*x, *of_heads, arithmetic(dtype), angle_error[:, None]),
+    )
     found = [exact(half[..., 0, :]) for half in pairs(dk_pe, layout)]
     truth = rotate_exactly(*(half.sum(-2) for half in g), c, -s)
-    bound = shared_gradient_bound(*g, c, s, arithmetic(dtype))
+    bound = shared_gradient_bound(*g, c, s, arithmetic(dtype), angle_error)
     pair = [exact(half[..., 0, :]) for half in pairs(k_pe, layout)]
     # <A (0, pe), g> = <pe, A^T g>, pair by pair. The error of a side is the error of the assembly in it.
     gap = sum((turned[i] * g[i]).sum(-2) - pair[i] * found[i] for i in (0, 1))
@@ -132,10 +136,10 @@ def _inputs(dtype: torch.dtype) -> list[torch.Tensor]:
     return [x.to(device(), dtype) for x in draw]
 
 
-def _cos_sin() -> tuple[np.ndarray, np.ndarray]:
-    """The exact cosines and sines, ``[TOKENS, R/2]``."""
-    tables = ropelab.rotary_table(FIRST + TOKENS, ROTARY_DIM, dtype=torch.float64)
-    return tuple(exact(t[FIRST:]) for t in tables)
+def _cos_sin() -> tuple[Pair, np.ndarray]:
+    """The cosines and sines of `exact_tables`, and the error of a table, each ``[TOKENS, R/2]``."""
+    (c, s), error = exact_tables(range(FIRST, FIRST + TOKENS), ROTARY_DIM)
+    return (c[:, 0], s[:, 0]), error[:, 0]
 
 
 def _worst(found, truth, bound) -> float:

@@ -1,0 +1,1 @@
+"""Proofs by machine, and a reference that shares no code with the library."""
