@@ -14,7 +14,7 @@ from ropelab.bench import records
 from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED, with_calls
 from ropelab.study.engine.claims import documents
 from ropelab.study.engine.record_links import show_records
-from ropelab.study.plots import drawing, marks
+from ropelab.study.plots import drawing, gpus, marks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import BETWEEN_RECORDS, CELLS, LAYOUT, facet
 from ropelab.study.topics.conformance import figures as conformance_figures
@@ -156,21 +156,9 @@ def draw(name: str, where: records.Where = records.MEASUREMENTS) -> Figure:
     studies, function = known[name]
     found = records.load_together(studies, where)
     if name in roofs.FIGURES:
-        return function(*_of_every_gpu(studies, records.selection(where).directory))
+        return function(*gpus.together(studies[0], records.selection(where).directory))
     footer = BETWEEN_RECORDS.join(dict.fromkeys(record.footer for record in found))
     return function(*(record.frame for record in found), footer)
-
-
-def _of_every_gpu(studies: tuple[str, ...], directory: Path) -> tuple[pd.DataFrame, str]:
-    """The tables of a study of all GPUs in one, with a column ``gpu``, and their footers."""
-    found = []
-    for gpu in records.gpus(directory):
-        try:
-            found += records.load_together(studies, directory, gpu=gpu)
-        except records.Missing:
-            continue
-    frames = [record.frame.assign(gpu=record.provenance["gpu"]["name"]) for record in found]
-    return pd.concat(frames, ignore_index=True), BETWEEN_RECORDS.join(record.footer for record in found)
 
 
 def show(name: str, where: records.Where) -> None:
