@@ -19,7 +19,7 @@ ADAPTERS = (
     "sglang_plugin", "torchtitan", "torchtitan_mla", "transformer_engine", "vllm", "vllm_plugin",
 )  # fmt: skip
 """The public modules of `ropelab.interop`."""
-INTERNAL = ("calls", "kinds", "over_kernel", "patch", "refusals", "shapes")
+INTERNAL = ("calls", "kinds", "over_kernel", "patch", "refusals", "serving", "shapes")
 """The modules of `ropelab.interop` that the adapters share, and that users do not import from."""
 MODULES = (
     "ropelab",
