@@ -108,10 +108,10 @@ def test_quack_is_at_hand_or_says_what_it_needs():
 RECORDS = {gpu: records.load("projection", gpu=gpu).frame for gpu in records.gpus()}
 
 
-def times(gpu):
-    """The seconds of each contender of the record, one workload a row."""
+def times(gpu, values="median_us"):
+    """The microseconds of each contender of the record, one workload a row."""
     table, sizes = RECORDS[gpu], ["tokens", "inputs", "outputs", "q_heads", "k_heads"]
-    return table.pivot_table(index=sizes, columns="contender", values="median_us").reset_index()
+    return table.pivot_table(index=sizes, columns="contender", values=values).reset_index()
 
 
 @pytest.mark.parametrize("gpu", RECORDS)
@@ -128,12 +128,18 @@ def test_the_path_is_the_faster_one_of_the_record(gpu):
 
 @pytest.mark.parametrize("gpu", RECORDS)
 def test_the_law_predicts_the_pass_of_the_record(gpu):
-    """A copy of as many bytes predicts the share of the pass, where q and k exceed the L2 cache of 50 MB by far."""
-    for _, row in times(gpu).iterrows():
+    """A copy of as many bytes predicts the share of the pass, where q and k exceed the L2 cache of 50 MB by far.
+
+    The pass is the difference of two times, so it is known no better than half of the distances between their quantiles.
+    """
+    both = [projection.ALONE, projection.OURS]
+    spreads = (times(gpu, "q80_us")[both] - times(gpu, "q20_us")[both]).sum(axis=1) / 2
+    for number, row in times(gpu).iterrows():
         size = Product(*(int(row[name]) for name in ("tokens", "inputs", "q_heads", "k_heads")))
         machine = Machine.measured(size, row[projection.ALONE], row[projection.COPY])
         measured = row[projection.OURS] / row[projection.ALONE] - 1
         if size.pass_bytes > 128e6:
-            assert size.most_loss(machine) == pytest.approx(measured, rel=0.15), row
+            spread = spreads[number] / row[projection.ALONE]
+            assert abs(size.most_loss(machine) - measured) <= 0.15 * measured + spread, row
         elif row.tokens >= 2048:
             assert measured < 1.25 * size.most_loss(machine), row
