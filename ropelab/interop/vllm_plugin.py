@@ -92,7 +92,10 @@ def serve(model: torch.nn.Module, vllm_config: Any) -> Counter[str]:
             outcomes["served"] += 1
     if outcomes["served"]:
         _tell_the_compiler(vllm_config)
-    say("info", f"one kernel for norm, rotation and cache write in {outcomes['served']} of {outcomes.total()} layers")
+    say(
+        "info",
+        f"{outcomes['served']} of {outcomes.total()} layers will call one kernel for norm, rotation and cache write",
+    )
     return outcomes
 
 

@@ -70,8 +70,8 @@ def _served(
     """The subclass of a layer's class whose forward has stand-ins."""
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        more = [x for key, x in named.items() if key not in (name, "hidden_states") and x is not None]
-        if more or len(given) > 2:  # the probe did not see such a call
+        more = [*given[2:], *(x for key, x in named.items() if key not in (name, "hidden_states"))]
+        if any(x is not None for x in more):  # the probe did not see such a call
             return base.forward(self, *given, **named)
         positions = named[name] if name in named else given[index]
         parts = {**dict(stands), attention: functools.partial(attend, self.owner_of_ropelab[0], positions)}

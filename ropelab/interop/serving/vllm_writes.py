@@ -38,6 +38,7 @@ class Plan:
         weight_offset: the number that the norms add to their weights.
         axes: as for `ropelab.apply_rope`, for positions of several axes.
         broken: whether the one pass has failed; the layer then makes separate calls of vLLM.
+        ran: whether the layer has made the one pass.
     """
 
     layer: str
@@ -48,6 +49,7 @@ class Plan:
     weight_offset: float = 0.0
     axes: tuple[int, ...] | None = None
     broken: bool = field(default=False, init=False)
+    ran: bool = field(default=False, init=False)
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -70,11 +72,23 @@ class Plan:
             where |= {"q_weight": self.q_norm.weight, "k_weight": self.k_norm.weight}
         return where
 
+    def count(self) -> None:
+        """Note that the layer made the one pass, and say so when the first layer of the process does."""
+        if not self.ran:
+            self.ran = True
+            _ran.append(self.layer)
+            if len(_ran) == 1:
+                say("info", f"{self.layer} has run norm, rotation and cache write in one kernel")
+
     def give_up(self, error: BaseException | str) -> None:
         """Have the layer make separate calls from now on, and say why."""
         self.broken = True
         reason = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         say("warning", f"{self.layer} makes separate calls of vLLM from now on: {reason}")
+
+
+_ran: list[str] = []
+"""The layers of this process that have made the one pass."""
 
 
 class _Waiting(threading.local):
@@ -99,17 +113,25 @@ def take_over(holder: dict[str, Any], name: str) -> None:
 
 
 def _in_one_pass(plan: Plan, work: Callable[..., None], write: Callable[[], None]) -> bool:
-    """Have a backend write, with the work in the place of its function; whether the work was done."""
-    _waiting.work = work
-    try:
-        write()
-        if _waiting.work is None:
-            return True
-        plan.give_up("the backend did not call the function that writes its cache")
-    except Exception as error:  # a server goes on without the plugin
-        plan.give_up(error)
-    finally:
-        _waiting.work = None
+    """Have a backend write, with the work in the place of its function; whether the work was done.
+
+    The work is tried twice. vLLM watches for compilations while it serves, and Triton describes a new kernel to such a
+    watch in JSON, which fails for the constants of ropelab's kernels. The kernel is compiled then, and not launched.
+    """
+    reason: BaseException | str = ""
+    for _ in range(2):
+        _waiting.work = work
+        try:
+            write()
+            if _waiting.work is None:
+                plan.count()
+                return True
+            reason = "the backend did not call the function that writes its cache"
+        except Exception as error:  # a server goes on without the plugin
+            reason = error
+        finally:
+            _waiting.work = None
+    plan.give_up(reason)
     return False
 
 
