@@ -100,8 +100,8 @@ def apply_rope(
         cos, sin: ``[P, R/2]``, or ``[B, P, R/2]`` with tables for each batch, with ``R <= D``; see `rotary_table`. Row
             ``p`` serves the positions ``p`` and, with the sine negated, ``-p``.
         frequencies: int64 ``[R/2, 3]`` in place of cos and sin, from `rotary_frequencies`. The kernel computes cosines
-            and sines from the frequencies, within an ulp of float32 at every position of int32. A context of millions
-            of tokens then needs no large tables.
+            and sines from the frequencies, at every position of int32: within an ulp of float32, of an angle that is
+            within 2^-58 rad of the exact one. A context of millions of tokens then needs no large tables.
         layout: ``"split_half"`` pairs features ``(i, i + R/2)`` (GPT-NeoX, Hugging Face Llama);
             ``"interleaved"`` pairs ``(2i, 2i + 1)`` (GPT-J, Meta Llama).
         out_layout: the layout of the result, by default ``layout``. DeepSeek-V3 reads adjacent pairs and writes halves.

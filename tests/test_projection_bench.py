@@ -130,7 +130,7 @@ def test_the_path_is_the_faster_one_of_the_record(gpu):
 def test_the_law_predicts_the_pass_of_the_record(gpu):
     """A copy of as many bytes predicts the share of the pass, where q and k exceed the L2 cache of 50 MB by far.
 
-    The pass is the difference of two times, so it is known no better than half of the distances between their quantiles.
+    The pass is the difference of two times, so it is known no better than half the distances of their quantiles.
     """
     both = [projection.ALONE, projection.OURS]
     spreads = (times(gpu, "q80_us")[both] - times(gpu, "q20_us")[both]).sum(axis=1) / 2

@@ -126,9 +126,9 @@ def rotation_bound(
         The bounds of ``y0`` and of ``y1``. The inverse rotation has the bounds of ``-s``.
     """
     u, e = arithmetic.compute.unit, arithmetic.compute.underflow
-    growth = (1 + EXACT(arithmetic.table.unit)) * (1 + EXACT(u)) ** 2
-    relative = float(growth - 1 + 2 * REFERENCE.unit)
-    growth = float(growth) * (1 + 2 * u)
+    exactly = (1 + EXACT(arithmetic.table.unit)) * (1 + EXACT(u)) ** 2
+    relative = float(exactly - 1 + 2 * REFERENCE.unit)
+    growth = float(exactly) * (1 + 2 * u)
     absolute = growth * (angle_error + arithmetic.table.underflow) * (abs(x0) + abs(x1)) + 2 * (1 + u) * e
 
     def stored(magnitude, y):

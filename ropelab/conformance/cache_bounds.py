@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from ropelab.conformance.bounds import EXACT, FLOAT32_UNIT, Arithmetic, Rounding, rotation_bound
+from ropelab.conformance.inexact import DIVISION_UNITS
 from ropelab.kernels.float8 import SMALLEST_SCALE
 
 RSQRT_UNITS = 4
@@ -32,14 +33,15 @@ RSQRT_UNITS = 4
 ``rsqrt.approx.f32``, and 4 units are 2^-22. A reciprocal square root of float64 is more accurate than 4 units of it."""
 
 
-def norm_error(head_dim: int, compute: Rounding, *, offset: bool = False) -> float:
+def norm_error(head_dim: int, compute: Rounding, *, offset: bool = False, roundings: int | None = None) -> float:
     """Return the largest relative error of a feature after the RMS norm, before it is rounded or rotated.
 
     The sum has D squares, which are not negative, and each square passes at most D roundings: its own and D - 1
-    additions, in any order. The mean and the sum with eps round once each. The square root halves the exponent of a
-    relative error. With the unit u of the arithmetic, the reciprocal square root has the error::
+    additions, in any order. The mean is a quotient with an error of 4 units (`inexact.DIVISION_UNITS`). The sum with
+    eps rounds once. The square root halves the exponent of a relative error. With the unit u of the arithmetic, the
+    reciprocal square root has the error::
 
-        (1 + u)^((D + 2) / 2) (1 + 4 u) - 1
+        (1 + u)^((D + 1) / 2) (1 + 4 u)^(1 / 2) (1 + 4 u) - 1
 
     and the products with x and with the weight, and the sum of weight and offset, each multiply by 1 + u. The sum of
     weight and offset is exact to u relative to its own result, which is the weight of the norm.
@@ -47,12 +49,23 @@ def norm_error(head_dim: int, compute: Rounding, *, offset: bool = False) -> flo
     Args:
         head_dim: D, the features of a head, or of all heads for a norm across heads.
         compute: the rounding of the arithmetic.
+        roundings: the roundings that a square passes up to the sum, in place of D; see `own_roundings`.
         offset: whether an offset is added to the weights.
     """
     u = EXACT(compute.unit)
     # 1 / sqrt(1 - a) exceeds sqrt(1 + a), so the bound takes the reciprocal of 1 - u.
-    rstd = (1 / (1 - u)) ** ((head_dim + 2) / 2) * (1 + RSQRT_UNITS * u)
+    passed = head_dim if roundings is None else roundings
+    mean = (1 / (1 - u)) ** ((passed + 1) / 2) * (1 / (1 - DIVISION_UNITS * u)) ** EXACT(0.5)
+    rstd = mean * (1 + RSQRT_UNITS * u)
     return float(rstd * (1 + u) ** (3 if offset else 2) - 1)
+
+
+def own_roundings(head_dim: int) -> int:
+    """Return the roundings that a square passes in the order of `ropelab.kernels.head_sums_triton`.
+
+    Two for the squares of a pair, and one for each level of the sums of neighbours.
+    """
+    return 2 + (head_dim // 2 - 1).bit_length()
 
 
 def cache_bound(

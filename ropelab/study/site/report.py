@@ -5,16 +5,18 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import jinja2
+import nbformat
 import pandas as pd
 from pygments.formatters import HtmlFormatter
 
 from ropelab.bench import checksums, records
 from ropelab.study.engine import claims as documents
+from ropelab.study.engine.findings import WAYS, counted
 from ropelab.study.engine.ledger import tally
 from ropelab.study.engine.runner import Run
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.site import guide, reference, search
-from ropelab.study.site.chapters import FIGURES, chapter
+from ropelab.study.site.chapters import FIGURES, Chapter, chapter
 from ropelab.study.site.ledgers import Ledger, ledger
 from ropelab.study.site.provenance import origin, provenance
 
@@ -69,6 +71,7 @@ def write(
             by_hand=records.hand_written(where),
             axes={"outcome": list(Outcome), "basis": list(Basis)},
             tallies=_tallies(ledgers),
+            known=_known(chapters),
         )
     }
     for template, each in (("chapter", chapters), ("guide", guides), ("reference", references)):
@@ -89,6 +92,15 @@ def write(
     figures = {one.page: sum(len(figure.data) for figure in one.figures) for one in chapters}
     sizes = {file: len(text.encode()) + figures.get(file, 0) for file, text in pages.items()}
     return problems + _too_large(sizes, sum(file.stat().st_size for file in page.parent.rglob("*") if file.is_file()))
+
+
+def _known(chapters: Sequence[Chapter]) -> pd.DataFrame:
+    """The statements of each chapter by the way in which they are known, with their sum."""
+    found = counted({str(one.title): nbformat.read(one.run.path, as_version=4) for one in chapters})
+    table = pd.DataFrame.from_dict(found, orient="index", columns=list(WAYS)).rename_axis(index="chapter")
+    if len(table):
+        table.loc["all chapters"] = table.sum()
+    return table
 
 
 def _tallies(ledgers: Sequence[Ledger]) -> list[pd.DataFrame]:

@@ -7,6 +7,7 @@ import torch
 
 from ropelab.layout.pairing import pairs
 from ropelab.layout.weights import convert_layout
+from ropelab.study.engine.findings import PROVED, statements
 
 
 def plane_rotation(angle) -> sp.Matrix:
@@ -87,3 +88,4 @@ def prove(identities: dict[str, sp.Matrix]) -> None:
         if not is_zero(difference):
             raise AssertionError(f"not an identity: {statement}")
         display(Math(statement))
+    statements(list(identities), PROVED)

@@ -7,50 +7,48 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ropelab.bench.workers import spread
 from ropelab.conformance.bounds import EXACT, FLOAT32_UNIT, NO_ROUNDING, Arithmetic, Rounding, exact, rotate_exactly
 from ropelab.conformance.cache.case import numbers
-from ropelab.conformance.cache_bounds import cache_bound, float8_bound, norm_bound, norm_error, rms_norm
+from ropelab.conformance.cache_bounds import cache_bound, float8_bound, norm_bound, norm_error, own_roundings, rms_norm
+from ropelab.kernels import INTERPRETED, use_backend
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
+from ropelab.qk_norm import apply_qk_norm_rope
 
 FLOAT32 = Rounding.nearest(torch.float32)
 
 
-def norms(head_dims: tuple[int, ...] = (64, 128, 256, 1024, 5120)) -> pd.DataFrame:
-    """The error of a norm whose squares are added one after another, for the worst head that the sum can get.
+def norms(head_dims: tuple[int, ...] = (64, 128, 256), rows: int = 128) -> pd.DataFrame:
+    """The largest error of the norm of `ropelab.apply_qk_norm_rope`, in the order of its own sums, among random heads.
 
-    The first feature is 1. The square of every other feature is just below half a unit in the last place of 1, so that
-    the sum in float32 stays 1 and loses every other square. 5120 features are all heads of a token (Wan).
+    The heads are in float32, the weights are 1 and the angle is 0, so nothing but the norm rounds. Without a GPU the
+    kernel is interpreted, in a process of its own.
 
     Returns:
-        A row for each size of a head: ``head_dim``; ``bound`` and ``error``, relative, in units of float32;
-        ``fraction``, the error divided by the bound; ``bound, norm last`` and ``fraction, norm last``: the same where
-        the norm follows a rotation, here by an angle of 0.
+        A row for each size of a head: ``head_dim``; ``any order`` and ``own order``, bounds of the relative error in
+        units of float32; ``error``, the largest; and ``fraction``, the error divided by the bound of the own order.
     """
-    rows = []
+    jobs = [(largest_norm_error, (head_dim, rows)) for head_dim in head_dims]
+    errors = dict(spread([], jobs, here=INTERPRETED or torch.cuda.is_available()))
+    found = []
     for head_dim in head_dims:
-        x = np.full(head_dim, np.float32(2.0**-12 * (1 - 2.0**-20)), dtype=np.float32)
-        x[0] = 1
-        total = np.float32(0)
-        for square in x * x:
-            total = np.float32(total + square)
-        computed = 1 / np.sqrt(EXACT(total) / head_dim)
-        truth = 1 / np.sqrt((x.astype(EXACT) ** 2).mean())
-        error = float(abs(computed / truth - 1)) / FLOAT32_UNIT
-        bound = norm_error(head_dim, FLOAT32) / FLOAT32_UNIT
-        last = _bound_behind_a_rotation(x, head_dim) / FLOAT32_UNIT
-        rows.append({"head_dim": head_dim, "bound": bound, "error": error, "fraction": error / bound,
-                     "bound, norm last": last, "fraction, norm last": error / last})  # fmt: skip
-    return pd.DataFrame(rows)
+        order = {"any order": None, "own order": own_roundings(head_dim)}
+        row = {name: norm_error(head_dim, FLOAT32, roundings=n) / FLOAT32_UNIT for name, n in order.items()}
+        fraction = errors[head_dim] / row["own order"]
+        found.append({"head_dim": head_dim, **row, "error": errors[head_dim], "fraction": fraction})
+    return pd.DataFrame(found)
 
 
-def _bound_behind_a_rotation(x: np.ndarray, head_dim: int) -> float:
-    """The relative bound of the first feature of a head that turns by an angle of 0 and is then normalized."""
-    z, one = x.astype(EXACT)[None], np.ones(head_dim // 2, EXACT)
-    arithmetic = Arithmetic(NO_ROUNDING, FLOAT32, NO_ROUNDING)
-    error = np.concatenate(cache_bound(*np.split(z, 2, axis=-1), one, 0 * one, arithmetic), axis=-1)
-    weight = np.ones(head_dim, EXACT)
-    bound = norm_bound(z, error, weight, 0.0, norm_error(head_dim, FLOAT32), FLOAT32)
-    return float((bound / rms_norm(z, weight, 0.0))[0, 0])
+def largest_norm_error(head_dim: int, rows: int) -> tuple[int, float]:
+    """The size of a head, and the largest relative error of the kernel's norm of random heads in units of float32."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = 1 + torch.rand(1, rows, 1, head_dim, generator=torch.Generator().manual_seed(head_dim))
+    x, weight = x.to(device), torch.ones(head_dim, device=device)
+    cos, sin = torch.ones(rows, head_dim // 2, device=device), torch.zeros(rows, head_dim // 2, device=device)
+    with use_backend("triton"):
+        y, _ = apply_qk_norm_rope(x, x, weight, weight, eps=0.0, cos=cos, sin=sin)
+    right = rms_norm(exact(x), np.ones(head_dim, EXACT), 0.0)
+    return head_dim, float(abs(exact(y) / right - 1).max()) / FLOAT32_UNIT
 
 
 def stages(count: int = 200_000, seed: int = 0) -> pd.DataFrame:

@@ -1,0 +1,37 @@
+"""Statements of notebooks say how they are known, and the report counts them."""
+
+import nbformat
+import pytest
+from IPython.utils.capture import capture_output
+
+from ropelab.study.engine import findings
+
+
+def outputs(make):
+    with capture_output() as captured:
+        make()
+    return [{"metadata": output.metadata, "data": output.data} for output in captured.outputs]
+
+
+def test_statements_are_counted_by_the_way_in_which_they_are_known():
+    said = outputs(lambda: findings.finding("a holds", by=findings.PROVED))
+    said += outputs(lambda: findings.statements(["b", "c"], findings.EXHAUSTED))
+    said += outputs(lambda: findings.finding("no word"))
+    assert "a holds (proved)" in said[0]["data"]["text/markdown"] and "2 statements: checked exhaustively" in str(
+        said[1]
+    )
+    notebook = {"cells": [{"outputs": said}, {"source": "no outputs"}]}
+    counts = findings.counted({"chapter": notebook, "silent": {"cells": []}})
+    assert counts == {"chapter": {"proved": 1, "checked exhaustively": 2, "tested": 0, "measured": 0}}
+
+
+def test_another_word_is_refused():
+    for call in (lambda: findings.finding("x", by="believed"), lambda: findings.statements(["x"], "")):
+        with pytest.raises(ValueError, match="by: expected one of proved, checked exhaustively, tested, measured"):
+            call()
+
+
+def test_a_notebook_keeps_the_words():
+    output = nbformat.v4.new_output("display_data", {"text/plain": "x"}, metadata={findings.KNOWN_BY: ["tested"]})
+    cell = nbformat.v4.new_code_cell("x", outputs=[output])
+    assert findings.counted({"a": nbformat.v4.new_notebook(cells=[cell])})["a"]["tested"] == 1
