@@ -164,12 +164,12 @@ def test_a_model_of_vllm_computes_the_same_in_one_pass(model):
 
 @needs_vllm
 @pytest.mark.parametrize("model", ["qwen3", "llama"])
-def test_a_cache_in_8_bit_floats_is_written_as_vllm_writes_it(model):
-    found = run(model, "fp8")
+def test_a_cache_in_8_bit_floats_has_the_nearest_numbers(model):
+    """vLLM's own write is no measure here: Triton's interpreter loses a carry when it rounds to 8 bits."""
+    found, exact = run(model, "fp8"), run(model, "auto")
     assert found["outcomes"] == {"served": 2} and found["broken"] == [False, False]
-    theirs, ours = map(torch.tensor, found["first_cache"])
-    # Equal, or neighbours among the 8-bit floats with 3 bits after the leading one.
-    assert ((theirs - ours).abs() <= 2**-3 * torch.maximum(theirs.abs(), ours.abs()) + 2**-9).all()
+    in_float32, in_8_bits = (torch.tensor(each["first_cache"][1]) for each in (exact, found))
+    assert torch.equal(in_8_bits, in_float32.to(torch.float8_e4m3fn).float()) and in_8_bits.any()
 
 
 @needs_vllm

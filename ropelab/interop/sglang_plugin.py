@@ -8,9 +8,9 @@ The wheel has the entry point ``ropelab`` in the group ``sglang.srt.plugins``. B
 The plugin serves ``RotaryEmbedding`` and ``MRotaryEmbedding`` on CUDA and the classes that inherit their
 ``forward_cuda``: Llama 3, YaRN, linear, NTK, Gemma 4, DeepSeek. The kernel reads the positions ``[3, T]`` of M-RoPE
 itself. Where SGLang has the rotation write the cache (``fused_set_kv_buffer_arg``, for a pool in bfloat16), one call of
-`ropelab.rope_and_cache` does both. Classes with another rotation (Ernie 4.5 VL) stay. So does a call with offsets, or
-with an argument for the cache that has other parts than those of SGLang 0.5.23. The interface comes from SGLang 0.5.23
-(``HookRegistry``). With ``ROPELAB_DISABLE=1`` SGLang keeps its own rotation.
+`ropelab.rope_and_cache` does both. Classes with another rotation (Ernie 4.5 VL) stay. A call with offsets
+stays, and so does a call whose argument for the cache lacks a part that SGLang 0.5.23 has. The interface comes from
+that version (``HookRegistry``). With ``ROPELAB_DISABLE=1`` SGLang keeps its own rotation.
 
 A call that fails goes to SGLang's own method, and the log says so once.
 """

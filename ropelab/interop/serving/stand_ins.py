@@ -82,7 +82,7 @@ class Trace:
 
 
 def arguments_of(forward: Callable[..., Any], tokens: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The arguments of a layer's forward: those of ``tokens`` under the names that the forward has.
+    """The tensors of ``tokens`` whose names the forward of a layer has as arguments.
 
     Raises:
         Unlike: the forward needs an argument that is not in ``tokens``.

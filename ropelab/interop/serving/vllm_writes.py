@@ -28,7 +28,7 @@ LATENT_WRITE = "concat_and_cache_mla"
 
 @dataclass
 class Plan:
-    """What the one pass of a layer needs besides the tensors of a call.
+    """The modules and numbers that the one pass of a layer needs besides the tensors of a call.
 
     Attributes:
         layer: the module, by its name in the model.
