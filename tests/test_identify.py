@@ -16,7 +16,7 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance import verify
 from ropelab.conformance.declared import declare
 from ropelab.conformance.faults import CONTROLS, FAULTS, correct
-from ropelab.conformance.identify import Identification, identify
+from ropelab.conformance.identify import Identification, deviation, identify
 from ropelab.conformance.identify.angles import refined, rows, slopes
 from ropelab.conformance.report import identification, text
 from ropelab.conformance.surroundings import Surroundings
@@ -363,3 +363,13 @@ def test_slopes_and_rows_are_recovered_modulo_a_turn():
     table = np.cos(np.arange(-50, 50)[:, None] * frequency)
     assert rows(table[[53, 62]], table, -50, np.array([3, 12])).tolist() == [3, 12]
     assert rows(table[[53]] + 0.1, table, -50, np.array([3])) is None
+
+
+def test_deviations_that_do_not_fit_a_call_explain_nothing(monkeypatch):
+    """Their answer is no exception of a function, and no error of ours."""
+
+    def unfit(*arguments):
+        raise ValueError("operands could not be broadcast together")
+
+    monkeypatch.setattr(deviation, "planned", unfit)
+    assert list(deviation.alternatives(None, None, 0, ())) == ["ValueError of the description"]
