@@ -16,6 +16,7 @@ from ropelab.bench.packed import packed
 from ropelab.bench.paged_cache import one_pass_cells, paged_cache
 from ropelab.bench.peak_memory import memory
 from ropelab.bench.projection import blocks, compiled, projections
+from ropelab.bench.projection import tiles as projection_tiles
 from ropelab.bench.qk_norm import qk_norm
 from ropelab.bench.row_scales import row_scales
 from ropelab.bench.study import Study
@@ -49,6 +50,7 @@ STUDIES: dict[str, Study] = {
     "projection": Study(projections, gpu_gib=4, timed_gib=6, wide=True),
     "projection_blocks": Study(blocks, gpu_gib=3, timed_gib=4, wide=True),
     "projection_compiled": Study(compiled, gpu_gib=4, timed_gib=4, wide=True),
+    "projection_tiles": Study(projection_tiles, gpu_gib=4, timed_gib=4, wide=True),
     # A block of 2^26 pairs takes 20 tensors of float64.
     "all_pairs": Study(all_pairs, gpu_gib=14, timed=False, wide=True),
     "memory": Study(memory, gpu_gib=3, timed=False),
