@@ -51,8 +51,8 @@ STUDIES: dict[str, Study] = {
     "projection_blocks": Study(blocks, gpu_gib=3, timed_gib=4, wide=True),
     "projection_compiled": Study(compiled, gpu_gib=4, timed_gib=4, wide=True),
     "projection_tiles": Study(projection_tiles, gpu_gib=4, timed_gib=4, wide=True),
-    # A block of 2^26 pairs takes 20 tensors of float64.
-    "all_pairs": Study(all_pairs, gpu_gib=14, timed=False, wide=True),
+    # A block of 2^22 pairs takes 20 tensors of float64.
+    "all_pairs": Study(all_pairs, gpu_gib=2, timed=False, wide=True),
     "memory": Study(memory, gpu_gib=3, timed=False),
     "host": Study(host, gpu_gib=1),
     "decode_chain": Study(decode_chain, gpu_gib=2, wide=True),
