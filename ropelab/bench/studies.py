@@ -19,6 +19,7 @@ from ropelab.bench.projection import blocks, compiled, projections
 from ropelab.bench.projection import tiles as projection_tiles
 from ropelab.bench.qk_norm import qk_norm
 from ropelab.bench.row_scales import row_scales
+from ropelab.bench.servers import servers
 from ropelab.bench.study import Study
 from ropelab.bench.table_free import table_free, table_free_error
 from ropelab.bench.tile_regret import tile_regret
@@ -63,6 +64,8 @@ STUDIES: dict[str, Study] = {
     "tile_regret": Study(tile_regret, gpu_gib=8, timed_gib=24, wide=True),
     # DeepSeek-V3's two layers have 3.2 GB of weights and as many gradients; activations of 8,192 tokens come on top.
     "whole_models": Study(whole_models, gpu_gib=40, wide=True),
+    # Eleven engines have caches of 1 GiB and the weights of four layers, or three have 2 GiB and 8 GB of weights.
+    "servers": Study(servers, gpu_gib=60, wide=True),
     # This study starts processes, each with a CUDA context.
     "conformance": Study(conformance, gpu_gib=1.5 * MOST_PROCESSES, timed=False, wide=True),
 }
