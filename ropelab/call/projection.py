@@ -150,8 +150,8 @@ class Work(NamedTuple):
 def paths(work: Work) -> tuple[str, ...]:
     """The paths for this size, the fastest first, by the studies `projection` and `projection_blocks`.
 
-    Where quack is installed and serves the call, it comes first from `_QUACK_TOKENS` tokens on. In the record of an
-    H100 the other paths are faster in 3 of these 36 sizes, by at most 4 %.
+    Where quack is installed and serves the call, it comes first from `_QUACK_TOKENS` tokens on. Another path is faster
+    in 4 of these 36 sizes on an H100 and in 5 on an H200, by at most 5 %.
 
     The programs of the path "product" compute tiles of 128 tokens and 256 features, one on each multiprocessor in each
     turn. The rotation costs them 2 to 4 % of the product, and the pass costs 5 to 22 %. The rest decides: the share of
