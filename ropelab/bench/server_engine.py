@@ -44,7 +44,7 @@ class Engine:
             json.dump(config, file)
         self.llm = vllm.LLM(
             model=model, skip_tokenizer_init=True, load_format="dummy", dtype="bfloat16", attention_backend=backend,
-            kv_cache_memory_bytes=int(cache_gib * 2**30), gpu_memory_utilization=0.25, max_model_len=10240,
+            kv_cache_memory_bytes=int(cache_gib * 2**30), gpu_memory_utilization=0.02, max_model_len=10240,
             max_num_batched_tokens=8192, max_num_seqs=max(BATCHES), enable_prefix_caching=True, seed=0,
             disable_log_stats=True, compilation_config=compilation, logprobs_mode="raw_logits",
         )  # fmt: skip

@@ -234,7 +234,7 @@ def of_model(model: Model, engines: Engines) -> Iterator[list[dict[str, Any]]]:
         except RuntimeError as error:
             failed.append(about | {"engine": name, "quantity": "start", "status": timing.failure(error)})
     yield failed
-    for part in (_launches, _tokens, _memory, _times):
+    for part in (_launches, _tokens, _memory, _times) if STOCK in ready else ():
         rows = []
         try:
             rows += (about | row for row in part(model, ready))
