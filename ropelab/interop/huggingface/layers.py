@@ -44,26 +44,30 @@ class Refused(Exception):
     """An error that says why a layer cannot be fused."""
 
 
-def fused_layers(model: torch.nn.Module, rotations: Mapping[Place, ForeignRotation]) -> dict[Place, object]:
-    """The new ``forward`` of each layer that can be fused, and of its norms.
+def fused_layers(
+    model: torch.nn.Module, rotations: Mapping[Place, ForeignRotation]
+) -> tuple[dict[Place, object], dict[torch.nn.Module, list[Norm]]]:
+    """The new ``forward`` of each layer that can be fused, and of its norms; and the two norms of each such layer.
 
     Raises:
         ValueError: no layer can be fused; the message gives the reason of the first layer that rotates.
     """
     new: dict[Place, object] = {}
+    norms: dict[torch.nn.Module, list[Norm]] = {}
     reasons: dict[str, str] = {}
     for path, layer, used in calls_rotation(model, rotations):
         try:
             if len(used) > 1:
                 raise Refused(f"it calls {len(used)} rotations")
             [(name, rotation)] = used.items()
-            new |= _fused(layer, name, rotation)
+            forwards, norms[layer] = _fused(layer, name, rotation)
+            new |= forwards
         except Refused as reason:
             reasons[path] = str(reason)
     if not new:
         path, why = next(iter(reasons.items()), ("its layers", "none calls a rotation in its forward"))
         raise ValueError(f"model: expected a layer that normalizes q and k and then rotates them, got {path}: {why}")
-    return new
+    return new, norms
 
 
 def calls_rotation(
@@ -80,8 +84,8 @@ def calls_rotation(
             yield path, layer, used
 
 
-def _fused(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> dict[Place, object]:
-    """The new ``forward`` of a layer and of its two norms.
+def _fused(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> tuple[dict[Place, object], list[Norm]]:
+    """The new ``forward`` of a layer and of its two norms, and the norms.
 
     Raises:
         Refused: the layer does something else than normalize q and k and rotate them.
@@ -97,7 +101,8 @@ def _fused(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> dict
     if _decides(function, {name, *(_attribute(layer, norm.module) for norm in norms)}):
         raise Refused("an argument of the call decides whether it normalizes or rotates")
     new = with_rotation(function, name, _norm_and_rotate(rotation, norms))
-    return {(layer, "forward"): types.MethodType(new, layer)} | {(norm.module, "forward"): _same for norm in norms}
+    forwards: dict[Place, object] = {(norm.module, "forward"): _same for norm in norms}
+    return forwards | {(layer, "forward"): types.MethodType(new, layer)}, norms
 
 
 def with_rotation(function: Rotating, name: str, rotation: Rotating) -> Rotating:
@@ -155,7 +160,7 @@ class Reached(Exception):
         self.call = args, kwargs
 
 
-class _Uses(TorchDispatchMode):
+class Uses(TorchDispatchMode):
     """Remembers the memory of tensors from which an operation made a tensor in other memory."""
 
     def __init__(self):
@@ -168,11 +173,11 @@ class _Uses(TorchDispatchMode):
         made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
         read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         self._alive += made + read
-        self.used |= set(map(_memory, read)) - set(map(_memory, made))
+        self.used |= set(map(memory, read)) - set(map(memory, made))
         return result
 
 
-def _memory(x: torch.Tensor) -> int:
+def memory(x: torch.Tensor) -> int:
     return x.untyped_storage()._cdata
 
 
@@ -192,7 +197,7 @@ def _norms_before(layer: torch.nn.Module, name: str, rotation: ForeignRotation) 
     def reached(*args, **kwargs):
         raise Reached(args, kwargs)
 
-    uses = _Uses()
+    uses = Uses()
     try:
         with torch.no_grad(), uses:
             with_rotation(type(layer).forward, name, reached)(layer, **arguments_of(layer))
@@ -211,13 +216,13 @@ def _norms_before(layer: torch.nn.Module, name: str, rotation: ForeignRotation) 
         raise Refused("its rotation does not take q and k together, or reorders or turns them back")
     found = []
     for x in (arguments[tensor] for tensor in rotated):
-        made = [(module, y) for module, y in results if isinstance(y, torch.Tensor) and _memory(y) == _memory(x)]
+        made = [(module, y) for module, y in results if isinstance(y, torch.Tensor) and memory(y) == memory(x)]
         if len(made) != 1:
             raise Refused("it rotates q or k without a norm before")
         [(module, y)] = made
         if y.numel() != x.numel() or y.shape[-1] != x.shape[-1] or x.stride(-1) != 1:
             raise Refused("its norm is not over the features of a head")
-        if _memory(y) in uses.used:
+        if memory(y) in uses.used:
             raise Refused("it uses q or k between the norm and the rotation")
         found.append((module, x.shape[-1]))
     return found
