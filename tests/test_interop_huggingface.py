@@ -125,7 +125,8 @@ def test_undo_puts_the_original_back():
     model, _ = build("llama")
     first, second = patch(model), patch(model)
     assert module.apply_rotary_pos_emb is not original
-    assert first.functions == ["transformers.models.llama.modeling_llama.apply_rotary_pos_emb"]
+    rotation = "transformers.models.llama.modeling_llama.apply_rotary_pos_emb"
+    assert first.functions == ["LlamaAttention.forward", rotation]
     assert second.functions == []  # patched already
     second.undo()
     assert module.apply_rotary_pos_emb is not original

@@ -45,17 +45,19 @@ def caching_layers(
     """
     new: dict[Place, object] = {}
     said: set[str] = set()
+    device = next((x.device for x in model.parameters()), torch.device("cpu"))
     for _, layer, used in calls_rotation(model, rotations):
+        if len(used) > 1 or "forward" in vars(layer) or device.type == "meta":
+            continue
+        [(name, rotation)] = used.items()
         try:
-            if len(used) == 1 and "forward" not in vars(layer):
-                [(name, rotation)] = used.items()
+            with device:  # a caller may have another default
                 check_tables(model, rotation.understood[0].kind)
                 _check(layer, name, rotation)
-                plain = forwards.get((layer, "forward"), layer.forward)
-                kind = rotation.understood[0].kind
-                new[layer, "forward"] = _caching(layer, name, kind, plain, norms.get(layer), said)
-        except Refused:  # the layer rotates, and its cache is updated afterwards
+        except Refused:
             continue
+        plain = forwards.get((layer, "forward"), layer.forward)
+        new[layer, "forward"] = _caching(layer, name, rotation.understood[0].kind, plain, norms.get(layer), said)
     return new
 
 
