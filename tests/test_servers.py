@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from ropelab.bench import records, servers
-from ropelab.bench.server_engine import FUSED, OURS, STOCK
+from ropelab.bench import records, server_logits, servers
+from ropelab.bench.server_engine import EXACT, FUSED, OURS, STOCK
 from ropelab.bench.studies import STUDIES
 from ropelab.bench.unavailable import Unavailable
 from ropelab.study.engine.outcome import growing, run
@@ -127,8 +127,9 @@ class LLM:
             self.llm_engine.step()
         last = prompts[0]["prompt_token_ids"][-1]
         step = {last: Of(logprob=1.0), 2: Of(logprob=3.0), 1: Of(logprob=2.0)}
+        places = [{last: Of(logprob=1.0), 2: Of(logprob=3.0)}] * len(prompts[0]["prompt_token_ids"])
         out = Of(token_ids=[last] * parameters.max_tokens, logprobs=[step] * parameters.max_tokens)
-        return [Of(outputs=[out]) for _ in prompts]
+        return [Of(outputs=[out], prompt_token_ids=p["prompt_token_ids"], prompt_logprobs=places) for p in prompts]
 """
 
 
@@ -150,6 +151,9 @@ def test_an_engine_answers_each_command_by_a_line(tmp_path):
         assert first[0][0][1:] == [3.0, 2.0] and first != engine.do("tokens", count=3, length=5, new=2, seed=2)
         times = engine.do("timed", count=1, length=5, new=9, seed=1)
         assert 0 < times["step"] < times["call"] and engine.do("timed", count=1, length=5, new=1, seed=1)["step"] == 0
+        (sequence,) = engine.do("sequences", count=1, length=5, new=2, seed=1)
+        assert len(sequence) == 7 and sequence[5] == sequence[6] == sequence[4]
+        assert engine.do("logits", sequences=[sequence], first=5) == [[{str(sequence[4]): 1.0, "2": 3.0}] * 2]
         assert set(engine.do("memory")) == {"allocated", "peak", "reserved"}
         with pytest.raises(RuntimeError, match="TypeError"):
             engine.do("timed", wrong=1)
@@ -158,3 +162,16 @@ def test_an_engine_answers_each_command_by_a_line(tmp_path):
         servers.end({OURS: engine})
     with pytest.raises((RuntimeError, OSError)):
         engine.do("memory")
+
+
+def test_errors_of_logits_decide_which_tokens_may_differ():
+    exact = [{"5": 3.0, "7": 2.0, "8": 1.0}, {"5": 2.25, "7": 2.0}, {"5": 2.0, "7": 2.25}]
+    stock = [{"5": 3.0, "7": 2.25}, {"5": 2.25, "7": 2.0, "9": 0.0}, {"5": 2.25, "7": 2.0}]
+    ours = [{"7": 3.125, "5": 3.0}, {"5": 2.0, "7": 2.25}, {"5": 2.0, "7": 2.0625, "2": 1.0}]
+    theirs, mine = server_logits.rows({STOCK: stock, EXACT: exact, OURS: ours})
+    assert theirs["largest_error"] == 0.25 and theirs["other_tokens"] == 0 and theirs["places"] == 3
+    assert mine["largest_error"] == 1.125 and mine["other_tokens"] == 3 and mine["largest_gap"] == 1
+    assert mine["within_bound"] == 3 and mine["engine"] == OURS
+    ours[0] = {"8": 3.25, "5": 3.0}  # another token, and no logit of it in float32 is as large
+    exact[0] = {"5": 3.0, "7": 2.0}
+    assert server_logits.rows({STOCK: stock, EXACT: exact, OURS: ours})[1]["within_bound"] == 2
