@@ -161,7 +161,7 @@ def _with_weights_of_a_model() -> None:
         for parameter in layer.parameters(recurse=False):
             if parameter.is_floating_point():
                 generator = generators.setdefault(parameter.device, torch.Generator(parameter.device).manual_seed(0))
-                drawn = torch.empty(parameter.shape, device=parameter.device)
+                drawn = torch.empty(parameter.shape, device=parameter.device, dtype=torch.float32)
                 parameter.copy_(drawn.normal_(mean, deviation, generator=generator).bfloat16())
 
     dummy_loader.initialize_dummy_weights = draw
