@@ -484,6 +484,20 @@ def gpu_sentence(found: pd.DataFrame) -> str:
     return text + (f"; beyond the bound: {', '.join(beyond)}" if beyond else "; all within their bounds")
 
 
+def pairs_sentence(found: pd.DataFrame) -> str:
+    """The sentence on the results of all pairs of bfloat16 numbers, from the record `all_pairs`."""
+    count, right, neighbour, undecided, special = (
+        int(found[name].sum()) for name in ("results", "right", "neighbour", "undecided", "special")
+    )
+    text = (
+        f"At {len(found)} angles {right / count:.6%} of {count:,} finite results are the correctly rounded numbers. "
+        f"{neighbour:,} are the number beside it, {undecided:,} are undecided, and {special:,} infinities or NaN differ "
+        f"from IEEE 754. The largest error is {found.worst_ulps.max():.4f} ulps and {found.fraction.max():.3f} of its bound"
+    )
+    other = count - right - neighbour - undecided
+    return text + (f"; {other:,} results are farther away" if other else "")
+
+
 def emulation_sentence(found: pd.DataFrame) -> str:
     """The sentence on the angles of the tensor cores that have the bits of the emulation."""
     shares = found.groupby("method", sort=False).emulated.mean().dropna()
