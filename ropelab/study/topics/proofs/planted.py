@@ -16,7 +16,9 @@ def altered(function: Any, old: str, new: str) -> FunctionType:
     source = textwrap.dedent(inspect.getsource(body))
     source = source[source.index("def ") :]
     if source.count(old) != 1:
-        raise ValueError(f"old: expected a passage that {body.__name__} has once, got {old!r}, {source.count(old)} times")
+        raise ValueError(
+            f"old: expected a passage that {body.__name__} has once, got {old!r}, {source.count(old)} times"
+        )
     names = dict(body.__globals__)
     exec(compile(source.replace(old, new), body.__name__, "exec"), names)
     return names[body.__name__]
