@@ -492,11 +492,11 @@ def pairs_sentence(found: pd.DataFrame) -> str:
     text = (
         f"At {len(found)} angles {right / count:.6%} of {count:,} finite results are the correctly rounded numbers. "
         f"{neighbour:,} are the number beside it, {undecided:,} are undecided, and {special:,} infinities or NaN are "
-        f"other than in IEEE 754. The largest error is {found.worst_ulps.max():.4f} ulps, {found.fraction.max():.3f} of "
-        "its bound"
+        f"other than in IEEE 754. The largest error is {found.fraction.max():.3f} of its bound"
     )
     other = count - right - neighbour - undecided
-    return text + (f"; {other:,} results are farther away" if other else "")
+    most = f" by up to {found.worst_ulps.max():.1f} ulps, where two products almost cancel"
+    return text + (f"; {other:,} results are off{most}" if other else "")
 
 
 def emulation_sentence(found: pd.DataFrame) -> str:
