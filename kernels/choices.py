@@ -1,21 +1,34 @@
 """Everything that a kernel knows when it is compiled, as one constexpr object."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import triton.language as tl
 
 from ropelab.kernels.backends import INTERPRETED
 
 
+def plain(value: Any) -> Any:
+    """Constants as JSON has them; a field of `Choices` is a constexpr where a kernel is compiled."""
+    value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple | list):
+        return [plain(x) for x in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
 @dataclass(frozen=True)
-class Choices:
+class Choices(dict):
     """The base of a kernel's choices. A kernel reads a choice as ``C.NAME``; groups of choices may be nested.
 
     Triton 3.6 takes only constexprs out of an object, so each field becomes one. The interpreter takes plain values,
-    and the sum of a constexpr and a tensor would be no tensor there.
+    and the sum of a constexpr and a tensor would be no tensor there. Triton describes a new kernel in JSON to whoever
+    watches compilations (``triton.knobs.runtime.jit_post_compile_hook``), so the object is a dict of plain values too.
     """
 
     def __post_init__(self):
+        self.update((field.name, plain(getattr(self, field.name))) for field in fields(self))
         if not INTERPRETED:
             for field in fields(self):
                 object.__setattr__(self, field.name, tl.constexpr(getattr(self, field.name)))

@@ -51,11 +51,8 @@ def write(t: CacheTensors, rotation: Rotation, norm: Norm | None, first_position
         t.k_out.copy_(k)
     if t.v_out is not None:
         t.v_out.copy_(v)
-    blocks, block_size = t.k_cache.shape[:2]
-    has_slot = (t.slots >= 0) & (t.slots < blocks * block_size)
-    slots = t.slots[has_slot].long()
-    at = slots // block_size, slots % block_size
-    k, v = (x.flatten(0, 1)[: len(t.slots)][has_slot] for x in (k, v))
+    tokens, at = places(t.slots, t.k_cache)
+    k, v = (x.flatten(0, 1)[tokens] for x in (k, v))
     if t.k_scale_cache is not None:
         k_scale = scale_of_rows(torch.cat((k, v), dim=-1) if t.shares_scale else k, t.k_cache.dtype)
         v_scale = k_scale if t.shares_scale else v_scale
@@ -67,6 +64,14 @@ def write(t: CacheTensors, rotation: Rotation, norm: Norm | None, first_position
         if cache.dtype in FLOAT8_DTYPES:  # not every version of torch indexes 8-bit floats
             cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)
         cache[at] = rows
+
+
+def places(slots: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """The tokens that have a slot in ``cache``, and the blocks and the places of their slots."""
+    blocks, block_size = cache.shape[:2]
+    tokens = ((slots >= 0) & (slots < blocks * block_size)).nonzero().flatten()
+    slots = slots[tokens].long()
+    return tokens, (slots // block_size, slots % block_size)
 
 
 def compute_dtype(t: CacheTensors) -> torch.dtype:

@@ -1,5 +1,7 @@
 """The projection to q, k and v whose epilogue normalizes and rotates q and k, as a Triton kernel.
 
+The epilogue writes q, k and v side by side, or k and v straight into the slots of a paged cache.
+
 A program stays on its multiprocessor and takes one tile of the product after another. The loop over the tiles and the
 loop over the inputs are one loop for the compiler (``flatten``), so the memory loads the first operands of a tile while
 the tile before is still turned and written. Descriptors move whole blocks (Hopper's tensor memory accelerator).
@@ -21,13 +23,21 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ropelab.kernels import angles_torch
-from ropelab.kernels.addressing import strides_of, turning
+from ropelab.kernels.addressing import common_alignment, strides_of, turning
 from ropelab.kernels.backends import INTERPRETED
 from ropelab.kernels.choices import Turning
-from ropelab.kernels.place_triton import Angles, Tokens, position_of, table_rows_of
+from ropelab.kernels.place_triton import (
+    Angles,
+    Tokens,
+    cached_at,
+    position_of,
+    rows_at,
+    slots_of,
+    table_rows_of,
+)
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION, Norm, Rotation, row_count
-from ropelab.kernels.stages_triton import Columns, read_columns, turn
+from ropelab.kernels.stages_triton import Columns, read_columns, turn, write_features
 from ropelab.kernels.tensors import ProjectionTensors
 
 HEAD_DIMS = 64, 128, 256
@@ -41,7 +51,10 @@ _HIGH, _FACTOR = tl.constexpr(angles_torch.HIGH), tl.constexpr(angles_torch.FACT
 _INVALID_POSITION, _NO_POSITION = tl.constexpr(INVALID_POSITION), tl.constexpr(NO_POSITION)
 
 
-NUMBERS = ["first_position", "table_rows", "token_count", "width", "inputs", "q_heads", "turning_heads"]
+NUMBERS = [
+    "first_position", "table_rows", "token_count", "width", "inputs", "q_heads", "turning_heads",
+    "slot_count", "blocks",
+]  # fmt: skip
 """The numbers of the kernel. None of them changes its code, so all products of a model share a compiled kernel."""
 
 
@@ -72,6 +85,8 @@ class ProjectionChoices(Turning):
         TURNS: whether any heads turn.
         BIAS: whether the product has a bias.
         NORM: whether heads are normalized before they turn; NORM_EPS is the number that the norm adds.
+        CACHE: whether k and v go to slots of a paged cache. The cache has blocks of PAGE slots, and CACHE_ALIGN and
+            NARROW_SLOTS are as for `cached_at`.
     """
 
     TILE_TOKENS: int
@@ -82,10 +97,14 @@ class ProjectionChoices(Turning):
     BIAS: bool
     NORM: bool
     NORM_EPS: float
+    CACHE: bool
+    PAGE: int
+    CACHE_ALIGN: int
+    NARROW_SLOTS: bool
 
 
 class _EpilogueTensors(NamedTuple):
-    """The tensors of `ProjectionTensors` that the epilogue reads."""
+    """The tensors of `ProjectionTensors` that the epilogue addresses itself; ``q_out`` is ``[1, tokens, heads, D]``."""
 
     bias: torch.Tensor | None
     q_weight: torch.Tensor | None
@@ -93,6 +112,10 @@ class _EpilogueTensors(NamedTuple):
     cos: torch.Tensor
     sin: torch.Tensor
     positions: torch.Tensor | None
+    q_out: torch.Tensor | None
+    k_cache: torch.Tensor | None
+    v_cache: torch.Tensor | None
+    slots: torch.Tensor | None
 
 
 @triton.jit
@@ -260,10 +283,34 @@ def _turned(acc, at, angles, tokens, is_q, turns, exists, C: tl.constexpr):
     return tl.reshape(y if C.INTERLEAVED else tl.permute(y, (0, 1, 3, 2)), [C.TILE_TOKENS, C.TILE_FEATURES])
 
 
+@triton.jit
+def _write_rows(
+    y, at, strides, first, token_count, first_head, q_heads, turning_heads, slot_count, blocks, C: tl.constexpr
+):
+    """Write the heads of a tile ``[tokens, features]``: those of q side by side, those of k and v to their slots.
+
+    All heads take one store, whose addresses and masks differ. A branch would hold the accumulator.
+    """
+    HEADS: tl.constexpr = C.TILE_FEATURES // C.LANE_DIM
+    row = tl.arange(0, C.TILE_TOKENS * HEADS)
+    head = first_head + row % HEADS
+    is_q, is_v = head < q_heads, head >= turning_heads
+    token = Tokens(tl.full([], 0, tl.int32), first, row // HEADS, first + row // HEADS < token_count)
+    slot = slots_of((at.slots, strides.slots, slot_count), token, 0)
+    cached_head = head - tl.where(is_v, turning_heads, q_heads)
+    k_at, in_cache = cached_at((at.k_cache, strides.k_cache), slot, blocks, cached_head, C.CACHE_ALIGN, C)
+    v_at, _ = cached_at((at.v_cache, strides.v_cache), slot, blocks, cached_head, C.CACHE_ALIGN, C)
+    q_at = rows_at((at.q_out, strides.q_out), token, head, C.ALIGN, C)
+    to = tl.where(is_q[:, None, None], q_at, tl.where(is_v[:, None, None], v_at, k_at))
+    is_kv = in_cache & (cached_head < turning_heads - q_heads)[:, None, None]
+    exists = token.exists[:, None, None] & (is_q[:, None, None] | is_kv)
+    write_features(to, exists, tl.reshape(y, [row.shape[0], 1, C.LANE_DIM]), C.LANE_DIM, C.LANE_DIM)
+
+
 @triton.jit(do_not_specialize=NUMBERS)
 def _project_kernel(
-    x, weight, qkv, at, first_position, table_rows, token_count, width, inputs, q_heads, turning_heads, strides,
-    C: tl.constexpr,
+    x, weight, qkv, at, first_position, table_rows, token_count, width, inputs, q_heads, turning_heads, slot_count,
+    blocks, strides, C: tl.constexpr,
 ):  # fmt: skip
     """Compute tiles of the product, turn the heads of q and k, and write the tiles."""
     rows, columns = tl.cdiv(token_count, C.TILE_TOKENS), tl.cdiv(width, C.TILE_FEATURES)
@@ -290,7 +337,13 @@ def _project_kernel(
             head = column * HEADS + tl.arange(0, HEADS)
             exists = tokens.exists & (column * HEADS < turning_heads)
             acc = _turned(acc, at, angles, tokens, head < q_heads, head < turning_heads, exists, C)
-        qkv.store([first, feature], acc.to(qkv.dtype))
+        if C.CACHE:
+            y = acc.to(at.q_out.dtype.element_ty)
+            _write_rows(
+                y, at, strides, first, token_count, column * HEADS, q_heads, turning_heads, slot_count, blocks, C
+            )
+        else:
+            qkv.store([first, feature], acc.to(qkv.dtype))
 
 
 def serves(
@@ -298,18 +351,21 @@ def serves(
 ) -> bool:
     """Whether the kernel can serve a call.
 
-    It serves heads of `HEAD_DIMS`, 16 bits, rows of whole 16 bytes, pairs whose members a thread holds, one axis, and
-    tables for all sequences. Positions that count up start again with each sequence, so there must be one.
+    It serves heads of `HEAD_DIMS`, 16 bits, rows of whole 16 bytes, pairs whose members a thread holds, and tables for
+    all sequences; one axis of positions where it computes cosines and sines; and caches of the dtype of x. Positions
+    that count up start again with each sequence, so there must be one.
     """
     numbers = t.x.shape[2], t.weight.shape[0]
     pairs = rotation.interleaved or rotation.rotary_dim == head_dim
-    plain = not (rotation.full_width or rotation.axes or rotation.offsets or rotation.first)
+    plain = not (rotation.full_width or rotation.offsets or rotation.first or (rotation.axes and rotation.table_free))
+    caches = [cache for cache in (t.k_cache, t.v_cache) if cache is not None]
     return (
         head_dim in HEAD_DIMS and t.x.dtype in _DTYPES and t.x.numel() > 0 and pairs and plain
         and rotation.interleaved == rotation.out_interleaved and t.cos.ndim == t.sin.ndim == 2
         and (rotation.table_free or compute_dtype(t.x, t.cos) == torch.float32)
         and (t.positions is not None or t.x.shape[0] == 1) and all(number % 8 == 0 for number in numbers)
         and all(x.data_ptr() % 16 == 0 for x in (t.qkv, t.x, t.weight)) and _multiprocessors(t.x.device) > 0
+        and all(cache.dtype == t.x.dtype for cache in caches)
     )  # fmt: skip
 
 
@@ -348,21 +404,32 @@ def launched(
 ) -> tuple[int, tuple[Any, ...], dict[str, int]]:
     """The programs of a launch, the arguments of the kernel, and the options of its compiler."""
     tokens, (width, inputs) = t.x.shape[0] * t.x.shape[1], t.weight.shape
-    operands = (t.x.view(tokens, inputs), t.weight, t.qkv.view(tokens, width))
+    operands = t.x.view(tokens, inputs), t.weight, None if t.slots is not None else t.qkv.view(tokens, width)
     blocks = [tile.tokens, tile.inputs], [tile.features, tile.inputs], [tile.tokens, tile.features]
-    x, weight, qkv = (TensorDescriptor.from_tensor(*pair) for pair in zip(operands, blocks, strict=True))
-    positions = None if t.positions is None else t.positions.reshape(1, tokens)
-    at = _EpilogueTensors(t.bias, t.q_weight, t.k_weight, t.cos, t.sin, positions)
-    heads = [operands[2].view(1, tokens, -1, head_dim)]
+    x, weight, qkv = (
+        None if matrix is None else TensorDescriptor.from_tensor(matrix, block)
+        for matrix, block in zip(operands, blocks, strict=True)
+    )
+    positions = None if t.positions is None else t.positions.flatten(0, 1)[None]
+    heads = t.qkv.view(1, tokens, -1, head_dim)
+    cached = (None, None, None, None) if t.slots is None else (heads, t.k_cache, t.v_cache, t.slots)
+    at = _EpilogueTensors(t.bias, t.q_weight, t.k_weight, t.cos, t.sin, positions, *cached)
     tiles = triton.cdiv(tokens, tile.tokens) * triton.cdiv(width, tile.features)
     programs = min(tiles, _multiprocessors(t.cos.device))
+    caches = [cache for cache in (t.k_cache, t.v_cache) if cache is not None]
+    block_count, page = caches[0].shape[:2] if caches else (0, 1)
     choices = ProjectionChoices(
-        **turning(at, rotation, torch.float32, heads, tile.tokens, access=16), LANE_DIM=head_dim, FIRST=0,
+        **turning(at, rotation, torch.float32, [heads], tile.tokens, access=16), LANE_DIM=head_dim, FIRST=0,
         BLOCK_PAIRS=min(32, head_dim // 2), GROUP=0, INNERMOST="heads",
         TILE_TOKENS=tile.tokens, TILE_FEATURES=tile.features, TILE_INPUTS=tile.inputs, GROUP_ROWS=tile.group,
         TURNS=q_heads + k_heads > 0, BIAS=t.bias is not None, NORM=norm is not None, NORM_EPS=norm.eps if norm else 0.0,
+        CACHE=bool(caches), PAGE=page, CACHE_ALIGN=min(common_alignment(caches), 8) if caches else 1,
+        NARROW_SLOTS=block_count * page < 2**31,
     )  # fmt: skip
-    numbers = first_position, row_count(t.cos), tokens, width, inputs, q_heads, q_heads + k_heads
+    slot_count = 0 if t.slots is None else len(t.slots)
+    numbers = (
+        first_position, row_count(t.cos), tokens, width, inputs, q_heads, q_heads + k_heads, slot_count, block_count,
+    )  # fmt: skip
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     return programs, (x, weight, qkv, at, *numbers, strides_of(at), choices), options
 

@@ -237,14 +237,16 @@ class BlockScaledCacheTensors(NamedTuple):
 
 
 class ProjectionTensors(NamedTuple):
-    """A product whose heads of q and k rotate: ``x weight^T + bias``. The call writes the first tensor.
+    """A product whose heads of q and k rotate: ``x weight^T + bias``. The call writes the first tensor and the caches.
 
     Attributes:
-        qkv: ``[B, S, N]``, contiguous: the heads of q, of k, and as many of v, which do not rotate.
+        qkv: ``[B, S, N]``, contiguous: the heads of q, of k, and as many of v, which do not rotate. With caches, the
+            heads of q only.
         x: ``[B, S, K]``, contiguous, of qkv's dtype; so are the weight and the bias.
         weight: ``[N, K]``, contiguous.
         bias: ``[N]``, or None.
         q_weight, k_weight: the weights of the norms of q and of k ``[D]``, or None.
+        k_cache, v_cache, slots: the places of k and v, as in `CacheTensors`; or None.
     """
 
     qkv: Tensor
@@ -256,3 +258,6 @@ class ProjectionTensors(NamedTuple):
     cos: Tensor
     sin: Tensor
     positions: Tensor | None
+    k_cache: Tensor | None = None
+    v_cache: Tensor | None = None
+    slots: Tensor | None = None

@@ -10,7 +10,7 @@ from ropelab.autograd.projection import differentiated
 from ropelab.autograd.rotation import transformed
 from ropelab.call.angles import Tables, given_angles
 from ropelab.call.checks import check_fixed_tables, check_no_grad
-from ropelab.call.projection import dispatched, heads_of_arguments, product
+from ropelab.call.projection import dispatched, heads_of_arguments, product, run_into_cache
 from ropelab.call.where import located
 from ropelab.paged_cache import rope_and_cache
 
@@ -103,9 +103,12 @@ def qkv_rope_and_cache(
     seq_format: str = "thd",
     **options: Any,
 ) -> torch.Tensor:
-    """`qkv_rope` for inference with a paged cache: the product, then `rope_and_cache` of its q, k and v.
+    """`qkv_rope` for inference with a paged cache: its k and v go into the caches.
 
-    The pass over q, k and v reads the product once, writes k and v into the caches, and q in place.
+    On the path "product", one kernel writes q and the caches, and k and v are written nowhere else. Large calls on an
+    H100 or H200 take it (`ropelab.call.projection.paths`), with caches in the dtype of x, no output but q, one weight,
+    and no norm after the rotation. Otherwise a product of PyTorch makes q, k and v, and `rope_and_cache` takes them in
+    one pass, which writes q in place.
 
     Args:
         x, weight, bias, q_heads, k_heads: as for `qkv_rope`.
@@ -126,9 +129,32 @@ def qkv_rope_and_cache(
     x, weights, biases, heads = _given(x, weight, bias, q_heads, k_heads, seq_format)
     check_no_grad(("x", *["weight"] * len(weights), *["bias"] * len(biases)), (x, *weights, *biases))
     plain = not dispatched(x, weights[0])
+    if plain and not options.keys() - _OF_KERNEL:
+        caches = key_cache, value_cache, slot_mapping
+        q = _in_one_kernel(x, weights, biases, heads, caches, seq_format, **options)
+        if q is not None:
+            return q
     q, k, v = heads.split(product(x, weights, biases, plain))
     options = {"q_out": q if plain else None} | options  # compilers follow no operator that writes over its input
     return rope_and_cache(q, k, v, key_cache, value_cache, slot_mapping, seq_format=seq_format, **options)
+
+
+_OF_KERNEL = {
+    "cos", "sin", "frequencies", "q_weight", "k_weight", "eps", "layout", "positions", "axes", "offsets",
+    "rotary_slice",
+}  # fmt: skip
+"""The options of `rope_and_cache` that the kernel of the product knows."""
+
+
+def _in_one_kernel(
+    x, weights, biases, heads, caches, seq_format: str, *, cos=None, sin=None, frequencies=None, q_weight=None,
+    k_weight=None, eps: float = 1e-6, layout: str = "split_half", positions=None, axes=None, offsets=0,
+    rotary_slice=None,
+) -> torch.Tensor | None:  # fmt: skip
+    """q, if one kernel serves the call, see `run_into_cache`."""
+    angles, eps = given_angles(cos, sin, frequencies), number("eps", eps, at_least=0)
+    where = located(x.unsqueeze(-1), angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
+    return run_into_cache(x, weights, biases, (q_weight, k_weight), where, heads, eps, caches)
 
 
 def _given(x, weight, bias, q_heads: int, k_heads: int, seq_format: str):

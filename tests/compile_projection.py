@@ -19,11 +19,19 @@ from ropelab.kernels.rotation import Norm
 from ropelab.kernels.tensors import ProjectionTensors
 from tests import compile_kernel
 
+_SECTIONS = (0,) * 16 + (1,) * 24 + (2,) * 24
+"""The axis of each pair in Qwen2-VL."""
+_INTERLEAVED_SECTIONS = tuple([0, 1, 2] * 20 + [0] * 4)
+"""The axis of each pair in Qwen3-VL."""
+
 MOST_SHARED = 227 * 1024
 """The bytes of shared memory that a program may have on sm_90."""
 
 
-def compiled(head_dim=128, *, rotary_dim=None, interleaved=True, norm=False, bias=False, positions=True, free=False):
+def compiled(
+    head_dim=128, *, rotary_dim=None, interleaved=True, norm=False, bias=False, positions=True, free=False,
+    cache=False, axes=None,
+):  # fmt: skip
     """The kernel for 4,096 tokens of 4,096 inputs, 32 heads of q and 8 of k."""
     tokens, inputs, rotary_dim = 4096, 4096, rotary_dim or head_dim
 
@@ -34,11 +42,14 @@ def compiled(head_dim=128, *, rotary_dim=None, interleaved=True, norm=False, bia
     tables = [empty(*columns, dtype=torch.int64 if free else torch.float32)] * 2
     weights = [empty(head_dim) if norm else None] * 2
     width = 48 * head_dim
+    caches = [empty(tokens // 16, 16, 8, head_dim)] * 2 if cache else [None] * 2
     given = ProjectionTensors(
-        empty(1, tokens, width), empty(1, tokens, inputs), empty(width, inputs), empty(width) if bias else None,
-        *weights, *tables, empty(1, tokens, dtype=torch.int64) if positions else None,
+        empty(1, tokens, 32 * head_dim if cache else width), empty(1, tokens, inputs), empty(width, inputs),
+        empty(width) if bias else None, *weights, *tables,
+        empty(1, tokens, *([3] if axes else []), dtype=torch.int64) if positions else None,
+        *caches, empty(tokens, dtype=torch.int64) if cache else None,
     )  # fmt: skip
-    rotation = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved, table_free=free)
+    rotation = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved, table_free=free, axes=axes)
     with mock.patch.object(projection_triton, "_multiprocessors", lambda device: 132):
         _, arguments, options = projection_triton.launched(
             given, rotation, 32, 8, head_dim, 0, Norm(1e-6) if norm else None, ProjectionTile()
@@ -46,7 +57,7 @@ def compiled(head_dim=128, *, rotary_dim=None, interleaved=True, norm=False, bia
     kernel, constants, attributes = projection_triton._project_kernel, {}, {}
     types = {}
     for i, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=True)):
-        if name in ("x", "weight", "qkv"):
+        if name in ("x", "weight", "qkv") and value is not None:
             types[name] = f"tensordesc<bf16[{','.join(map(str, value.block_shape))}]>"
         elif name == "C":
             types[name], constants[(i,)] = "constexpr", value
@@ -64,12 +75,15 @@ def main(capability: int) -> None:
     for options in (
         {}, {"interleaved": False}, {"rotary_dim": 64}, {"positions": False}, {"bias": True}, {"norm": True},
         {"free": True}, {"free": True, "norm": True, "interleaved": False}, {"head_dim": 64}, {"head_dim": 256},
+        {"cache": True}, {"cache": True, "norm": True, "interleaved": False},
+        {"axes": _SECTIONS, "interleaved": False}, {"axes": _INTERLEAVED_SECTIONS, "norm": True},
     ):  # fmt: skip
         found = compiled(**options)
         code = compile_kernel.disassembled(found.asm["cubin"], "nvdisasm", "-c")
         products = re.findall(r"HGMMA.*", code)
         assert products and not all("gsb0" in one for one in products), f"{options}: the product waits at every step"
-        assert "UTMALDG" in code and "UTMASTG" in code, f"{options}: blocks move without descriptors"
+        stores = "UTMASTG" in code or options.get("cache")
+        assert "UTMALDG" in code and stores, f"{options}: blocks move without descriptors"
         shared = found.metadata.shared
         assert shared <= MOST_SHARED, f"{options}: {shared} bytes of shared memory"
         if options.get("head_dim") != 256:

@@ -1,21 +1,27 @@
 """Records note the kernels that each row launched, and are stale only where one of these is another today."""
 
+import inspect
 import json
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 import triton
+from triton.runtime.jit import serialize_specialization_data
 
 import ropelab
 from ropelab.bench import launched, other_triton, records, staleness, timing
-from ropelab.kernels import INTERPRETED
+from ropelab.kernels import INTERPRETED, choices
+from ropelab.kernels.choices import plain
 from tests.hostile_calls import TARGETS
+from tests.support import forget
 from tests.test_hostile_calls import VALID
 
 GPU = {"name": "NVIDIA H100", "sm_count": 132, "capability": "9.0"}
@@ -55,6 +61,24 @@ def test_every_launch_can_be_planned_again(name):
         target.function(**target.arguments)
     for note in notes.values():
         assert launched.of_today(note, {}).items() <= note.items()
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1, so that a CPU launches")
+@pytest.mark.parametrize("name", VALID)
+def test_triton_describes_every_launch_to_a_watch_of_compilations(name, monkeypatch):
+    """A server may watch compilations. Triton then writes the constants of a new kernel as JSON before a launch."""
+    target = TARGETS[name]
+    forget(monkeypatch)
+    with launched._launches() as made:
+        target.function(**target.arguments)
+    monkeypatch.setattr(choices, "INTERPRETED", False)  # fields are constexprs where a kernel is compiled
+    for launch in made:
+        fixed = [replace(value) if isinstance(value, choices.Choices) else value for value in launch.fixed]
+        rest = [SimpleNamespace()] * (len(inspect.signature(serialize_specialization_data).parameters) - 6)
+        constants = {(i,): value for i, value in enumerate(fixed)}
+        options = SimpleNamespace(**launch.options)
+        said = serialize_specialization_data("kernel", {}, constants, {}, options, "key", *rest)
+        assert json.loads(said)["constant_vals"] == [plain(value) for value in fixed]
 
 
 def test_a_call_is_noted_once_and_a_backward_by_itself(noted):

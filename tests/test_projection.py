@@ -377,9 +377,12 @@ def test_autocast_is_that_of_a_linear_layer(device, three):
     assert all(g.dtype == x.dtype for g, x in zip(grads, leaves.values(), strict=True))
 
 
-@pytest.mark.parametrize("three", [False, True])
+@pytest.mark.parametrize(("three", "one_kernel"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("norm", [False, True])
-def test_into_a_paged_cache(device, norm, three):
+def test_into_a_paged_cache(device, monkeypatch, norm, three, one_kernel):
+    if one_kernel:
+        by_one_kernel(monkeypatch)
+        monkeypatch.setattr("ropelab.projection.rope_and_cache", None)
     leaves, _ = case(device, "thd", norm=norm, three=three)
     slots = torch.tensor([3, -1, 0, 6], device=device)
     caches = [[torch.full((2, 4, K_HEADS, D), -7.0, device=device) for _ in range(2)] for _ in range(2)]
@@ -458,3 +461,24 @@ def test_the_path_of_one_kernel_rounds_once(monkeypatch, where, seq_format):
         wide = {name: x.float() for name, x in leaves.items()}
         expected = composition(wide, **options, seq_format=seq_format)
     assert_same(ys, [y.bfloat16() for y in expected])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [({"value_cache": "key_cache"}, ValueError, "value_cache.*key_cache"),
+     ({"key_cache": "grad"}, ValueError, "key_cache"), ({"slot_mapping": torch.arange(9)}, ValueError, "slot_mapping"),
+     ({"slot_mapping": torch.tensor([8])}, ValueError, "slot_mapping.*8")],
+)  # fmt: skip
+def test_one_kernel_into_a_paged_cache_makes_all_checks(monkeypatch, change, error, message):
+    by_one_kernel(monkeypatch)
+    leaves, _ = case("cpu", "thd")
+    given = {name: x.detach() for name, x in leaves.items()}
+    key_cache, value_cache = (torch.zeros(2, 4, K_HEADS, D) for _ in range(2))
+    given |= {"key_cache": key_cache, "value_cache": value_cache, "slot_mapping": torch.arange(3)}
+    qkv_rope_and_cache(**given, **HEADS, **tables())
+    assert key_cache._version and value_cache._version
+    named = {"key_cache": key_cache, "grad": torch.zeros(2, 4, K_HEADS, D, requires_grad=True)}
+    with pytest.raises(error, match=message):
+        qkv_rope_and_cache(
+            **given | {k: named.get(x, x) if isinstance(x, str) else x for k, x in change.items()}, **HEADS, **tables()
+        )

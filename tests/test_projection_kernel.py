@@ -21,7 +21,7 @@ DEVICE, DTYPE = ("cpu", torch.float16) if INTERPRETED else ("cuda", torch.bfloat
 
 
 def tensors(*, tokens=40, inputs=48, q_heads=3, k_heads=1, head_dim=128, rotary_dim=None, norm=False,
-            bias=False, positions=True, free=False, dtype=DTYPE, tables=torch.float32):  # fmt: skip
+            bias=False, positions=True, free=False, axes=None, dtype=DTYPE, tables=torch.float32):  # fmt: skip
     """Random tensors with a result of NaN; some tokens have no position, a negative one, or one without a row."""
     width, rotary_dim = (q_heads + 2 * k_heads) * head_dim, rotary_dim or head_dim
 
@@ -34,8 +34,9 @@ def tensors(*, tokens=40, inputs=48, q_heads=3, k_heads=1, head_dim=128, rotary_
         angles = ropelab.rotary_table(64, rotary_dim, dtype=tables, device=DEVICE)
     where = None
     if positions:
-        where = torch.randint(-60, 60, (1, tokens), device=DEVICE)
-        where[0, :3] = torch.tensor([NO_POSITION, 2**31 if free else 64, -1])
+        where = torch.randint(-60, 60, (1, tokens, *([] if axes is None else [max(axes) + 1])), device=DEVICE)
+        for token, position in enumerate((NO_POSITION, 2**31 if free else 64, -1)):
+            where[0, token] = position
     weights = [draw(head_dim) if norm else None for _ in range(2)]
     return ProjectionTensors(
         torch.full((1, tokens, width), torch.nan, device=DEVICE, dtype=dtype), draw(1, tokens, inputs),
@@ -51,6 +52,8 @@ CASES = {
     "one token": {"tokens": 1, "positions": False}, "back": {"transpose": True},
     "computed": {"free": True}, "computed, halves": {"free": True, "interleaved": False, "positions": False},
     "computed, a part": {"free": True, "head_dim": 64, "rotary_dim": 32, "norm": True},
+    "axes": {"axes": (0,) * 16 + (1,) * 24 + (2,) * 24, "interleaved": False},
+    "axes in turn": {"axes": (0, 1, 2) * 20 + (0,) * 4, "norm": True},
 }  # fmt: skip
 
 
@@ -63,7 +66,7 @@ def test_the_kernel_computes_what_torch_computes(name):
     head_dim, q_heads, k_heads = (options.get(key, d) for key, d in (("head_dim", 128), ("q_heads", 3), ("k_heads", 1)))
     rotation = Rotation(
         options.get("rotary_dim", head_dim), interleaved=interleaved, out_interleaved=interleaved,
-        transpose=transpose, table_free=options.get("free", False),
+        transpose=transpose, table_free=options.get("free", False), axes=options.get("axes"),
     )  # fmt: skip
     assert projection_triton.serves(given, rotation, 2, 1, head_dim)
     norm, first = Norm(1e-6) if options.get("norm") else None, 5
@@ -85,7 +88,7 @@ def test_the_kernel_computes_what_torch_computes(name):
 @pytest.mark.parametrize(
     "change",
     [{"first": 2}, {"rotary_dim": 64, "interleaved": False}, {"full_width": True}, {"offsets": True},
-     {"axes": (0, 1) * 32}, {"out_interleaved": False}],
+     {"axes": (0, 1) * 32, "table_free": True}, {"out_interleaved": False}],
 )  # fmt: skip
 def test_what_the_kernel_does_not_serve(change):
     given = tensors()
@@ -98,6 +101,43 @@ def test_what_the_kernel_does_not_serve(change):
         assert not projection_triton.serves(
             given._replace(**{name: x}), Rotation(128, interleaved=True, out_interleaved=True), 2, 1, 128
         )
+
+
+@pytest.mark.parametrize("head_dim, q_heads, k_heads", [(128, 3, 2), (64, 5, 1), (256, 2, 1)])
+@pytest.mark.parametrize("norm", [False, True])
+def test_k_and_v_in_slots_are_those_of_the_product(head_dim, q_heads, k_heads, norm):
+    """Tokens without a slot, with a negative one or one beyond the cache write nothing; other slots keep their bits."""
+    given = tensors(tokens=70, head_dim=head_dim, q_heads=q_heads, k_heads=k_heads, norm=norm, bias=True)
+    slots = torch.randperm(80, device=DEVICE)[:66].to(torch.int32 if norm else torch.int64)
+    slots[[5, 40]] = torch.tensor([-1, 80], dtype=slots.dtype, device=DEVICE)
+    rotation, eps = Rotation(head_dim, interleaved=True, out_interleaved=True), Norm(1e-6) if norm else None
+    projection_triton.project(given, rotation, q_heads, k_heads, head_dim, 0, eps, tile=TILE)
+    q, *kv = given.qkv[0].unflatten(-1, (-1, head_dim)).split((q_heads, k_heads, k_heads), 1)
+    # keys in the order [blocks, heads, slots, features], and values between other tensors
+    caches = [
+        torch.full((5, k_heads, 16, head_dim), -7.0, device=DEVICE, dtype=DTYPE).transpose(1, 2),
+        torch.full((5, 16, 2, k_heads, head_dim), -7.0, device=DEVICE, dtype=DTYPE)[:, :, 1],
+    ]
+    expected = [cache.clone() for cache in caches]
+    for x, cache in zip(kv, expected, strict=True):
+        for token, slot in enumerate(slots.tolist()):
+            if 0 <= slot < 80:
+                cache[slot // 16, slot % 16] = x[token]
+    for kernels, options in ((projection_triton, {"tile": TILE}), (projection_torch, {})):
+        made = [cache.clone() for cache in caches]
+        q_only = torch.full((1, 70, q_heads * head_dim), torch.nan, device=DEVICE, dtype=DTYPE)
+        into = given._replace(qkv=q_only, k_cache=made[0], v_cache=made[1], slots=slots)
+        assert kernels.serves(into, rotation, q_heads, k_heads, head_dim)
+        kernels.project(into, rotation, q_heads, k_heads, head_dim, 0, eps, **options)
+        if kernels is projection_triton:  # the same kernel gives the same bits
+            pairs = [(q_only.view_as(q), q), *zip(made, expected, strict=True)]
+            assert all(torch.equal(x.nan_to_num(nan=99), y.nan_to_num(nan=99)) for x, y in pairs)
+        untouched = torch.ones(80, dtype=torch.bool, device=DEVICE)
+        untouched[slots[(slots >= 0) & (slots < 80)].long()] = False
+        for x, y in zip(made, expected, strict=True):
+            torch.testing.assert_close(x, y, equal_nan=True)
+            assert (x.flatten(0, 1)[untouched] == -7).all()
+    assert not projection_triton.serves(into._replace(k_cache=made[0].float()), rotation, q_heads, k_heads, head_dim)
 
 
 def test_the_product_never_waits_and_no_register_is_spilled():

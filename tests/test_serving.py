@@ -158,8 +158,7 @@ def test_a_model_of_vllm_computes_the_same_in_one_pass(model):
     # 64 terms around 0.2 multiplies an error by at most the sum of the magnitudes, less than 64.
     assert found["caches_apart"] <= 64 * 8 * torch.finfo(torch.float32).eps * found["cache_scale"]
     assert found["apart"] <= 64 * 64 * 8 * torch.finfo(torch.float32).eps * found["scale"]
-    assert found["compiled_apart"] == found["tried_again_apart"] == 0 and found["ran"] == [True, True]
-    assert found["tried_again"] == [3, False, False]  # one of two layers is called twice
+    assert found["compiled_apart"] == 0 and found["ran"] == [True, True]
     # A call that fails leaves the layer with vLLM's own norm, rotation and cache write.
     assert found["fallen"] == [True, True] and found["fallen_apart"] == found["fallen_caches_apart"] == 0
 

@@ -30,6 +30,7 @@ from ropelab import kernels
 from ropelab.bench.code_hash import DIGITS, syntax_tree
 from ropelab.bench.compiled import code_hash_of
 from ropelab.call import operation
+from ropelab.kernels.choices import plain
 from ropelab.kernels.launch import Launch
 
 COLUMN = "triton_launches"
@@ -139,7 +140,7 @@ def facts(launch: Launch) -> Note:
     The constants are everything besides tensors and the numbers of a call: grid, strides, choices, and the options of
     the compiler.
     """
-    constants = _digest(json.dumps(_plain([launch.grid, launch.fixed, sorted(launch.options.items())])))
+    constants = _digest(json.dumps(plain([launch.grid, launch.fixed, sorted(launch.options.items())])))
     about = {"kernel": _kernel_name(launch.kernel), "source": source_hash(launch.kernel)}
     return about | {"constants": constants, "grid": list(launch.grid)}
 
@@ -174,7 +175,7 @@ def source_hash(kernel: Any) -> str:
             value = around[other]
             value = getattr(value, "fn", value)  # a function as Python has it
             if _is_constant(value):
-                found[f"{home}.{other}"] = repr(_plain(value))
+                found[f"{home}.{other}"] = repr(plain(value))
             elif str(getattr(value, "__module__", "")).startswith(kernels.__name__):
                 waiting.append(value)
     return _digest(json.dumps(sorted(found.items())))
@@ -307,16 +308,6 @@ def _name(dtype: torch.dtype) -> str:
 
 def _is_constant(value: Any) -> bool:
     return isinstance(getattr(value, "value", value), bool | int | float | str | tuple)
-
-
-def _plain(value: Any) -> Any:
-    """Constants as JSON has them; a field of `Choices` is a constexpr where a kernel is compiled."""
-    value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
-    if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, tuple | list):
-        return [_plain(x) for x in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _digest(text: str) -> str:

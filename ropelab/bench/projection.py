@@ -33,6 +33,14 @@ HEADS = (32, 8), (28, 4), (64, 8)
 INPUTS = 2048, 4096, 8192
 TOKENS = 1, 64, 512, 2048, 4096, 8192, 16384
 BLOCK_TOKENS = 1, 64, 4096, 16384
+SECTIONS = 16, 24, 24
+"""The pairs along each axis in Qwen2-VL."""
+TILES = (
+    (128, 256, 64, 8, 3, 8), (128, 256, 64, 8, 3, 4), (128, 256, 64, 8, 3, 16), (128, 256, 64, 8, 2, 8),
+    (256, 128, 64, 8, 3, 8), (128, 128, 64, 4, 4, 8), (128, 128, 64, 8, 4, 8), (64, 256, 64, 4, 3, 8),
+    (64, 256, 64, 8, 4, 8),
+)  # fmt: skip
+"""The tiles of the study `projection_tiles`, see `ProjectionTile`."""
 ROUNDINGS = 6
 """The error of a head that is allowed, in unit roundoffs, relative to the norm of the head: a rounding of the product,
 four of the rotation as in `decode_chain`, and one for the sums of the product."""
@@ -46,8 +54,8 @@ class Projection(Product):
     """A product of bfloat16 with a block behind it.
 
     Attributes:
-        block: what follows the product: "rotation", "norm" (before the rotation), "cache" (behind the rotation), or
-            "norm and cache".
+        block: what follows the product: "rotation", "norm" (before the rotation), "cache" (behind the rotation),
+            "norm and cache", or "axes" (a rotation by positions along three axes, as in Qwen2-VL).
         page: the slots of a block of the cache.
     """
 
@@ -85,6 +93,10 @@ class Tensors:
             for _ in range(sets)
         ]
         self.positions = torch.arange(case.tokens, device=device)
+        self.axes = None
+        if case.block == "axes":
+            self.positions = torch.stack((self.positions, self.positions // 2, self.positions // 3))
+            self.axes = tuple(axis for axis, pairs in enumerate(SECTIONS) for _ in range(pairs))
         self.cos, self.sin = ropelab.rotary_table(case.tokens, case.head_dim, device=device)
         self.norms = {"q_weight": draw(case.head_dim), "k_weight": draw(case.head_dim)} if "norm" in case.block else {}
         self.slots = torch.randperm(case.tokens, generator=generator, device=device)
@@ -101,14 +113,18 @@ class Tensors:
         case = self.case
         tables = {"cos": self.cos, "sin": self.sin}
         angles = {"frequencies": ropelab.rotary_frequencies(case.head_dim, device=self.device)} if computed else tables
-        where = {"layout": "interleaved", "seq_format": "thd"} | ({} if counting else {"positions": self.positions})
+        where: dict[str, object] = {"layout": "interleaved", "seq_format": "thd"}
+        where |= {} if counting else {"positions": self.positions, "axes": self.axes}
         return angles | where | {"q_heads": case.q_heads, "k_heads": case.k_heads, **self.norms}
 
     def heads(self, projected: torch.Tensor) -> dict[str, torch.Tensor]:
         """q, k and v ``[T, H, D]``; k and v of a cache come from its slots."""
-        q, k, v = projection.Heads(self.case.q_heads, self.case.k_heads, self.case.head_dim).split(projected)
-        if "cache" in self.case.block:
+        case = self.case
+        if "cache" in case.block:
+            q = projected[:, : case.q_heads * case.head_dim].unflatten(-1, (case.q_heads, case.head_dim))
             k, v = (cache.flatten(0, 1)[self.slots] for cache in self.caches)
+        else:
+            q, k, v = projection.Heads(case.q_heads, case.k_heads, case.head_dim).split(projected)
         return {"q": q, "k": k, "v": v}
 
     def right(self) -> dict[str, torch.Tensor]:
@@ -121,9 +137,8 @@ class Tensors:
                 rstd = torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-6)
                 heads = heads * rstd * self.norms[f"{name}_weight"].double()
             tables = self.cos.double(), self.sin.double()
-            turned.append(
-                reference.rotate(heads, *tables, layout="interleaved", positions=self.positions, seq_format="thd")
-            )
+            where = {"positions": self.positions, "axes": self.axes, "seq_format": "thd"}
+            turned.append(reference.rotate(heads, *tables, layout="interleaved", **where))
         return {"q": turned[0], "k": turned[1], "v": v}
 
     def check(self, run: Run) -> str:
@@ -152,7 +167,7 @@ def _ours(tensors: Tensors, computed: bool = False, counting: bool = False) -> R
     if "cache" not in tensors.case.block:
         return lambda x, weight: _whole(ropelab.qkv_rope(x, weight, **options)[0], tensors.case)
     caches = *tensors.caches, tensors.slots
-    return lambda x, weight: _whole(ropelab.qkv_rope_and_cache(x, weight, *caches, **options), tensors.case)
+    return lambda x, weight: ropelab.qkv_rope_and_cache(x, weight, *caches, **options).flatten(1)
 
 
 def _whole(q: torch.Tensor, case: Projection) -> torch.Tensor:
@@ -165,8 +180,7 @@ def contenders(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
     ours, case = _ours(tensors), tensors.case
     found: dict[str, Run] = {ALONE: torch.nn.functional.linear, OURS: _on_path("pass", ours)}
     status: dict[str, str] = {}
-    if "cache" not in case.block:
-        found[KERNEL] = _on_path("product", ours)
+    found[KERNEL] = _on_path("product", ours)
     if case.block != "rotation":
         return found, status
     found |= {PRODUCT: partial(_product, tensors), COMPUTED: _on_path("product", _ours(tensors, computed=True))}
@@ -197,10 +211,31 @@ def projections(*, smoke: bool = False, device: torch.device | str = "cuda") -> 
 
 
 def blocks(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
-    """Time the product with a norm, a rotation and a paged cache, as far as a block has them. Columns: `_compare`."""
-    kinds = ("norm", "cache", "norm and cache")
+    """Time the product with a norm, a rotation, a paged cache and axes, as far as a block has them.
+
+    Columns: `_compare`.
+    """
+    kinds = ("norm", "cache", "norm and cache", "axes")
     cases = [Projection(t, 4096, *heads, block=kind) for heads in HEADS[:2] for kind in kinds for t in BLOCK_TOKENS]
     return _table(cases[:3:2] if smoke else cases, contenders, device, smoke)
+
+
+def tiles(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
+    """Time the kernel that rotates with several tiles. Columns: `_compare`; a contender is a tile."""
+    cases = [Projection(t, 4096, *heads) for heads in HEADS[:2] for t in (1024, 4096, 16384)]
+    return _table(cases[:1] if smoke else cases, _tiles, device, smoke)
+
+
+def _tiles(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
+    kernels, ours = backend("projection", tensors.positions), _ours(tensors)
+
+    def with_tile(tile, x, weight):
+        project = partial(kernels.project, tile=kernels.ProjectionTile(*tile))
+        with mock.patch.object(kernels, "project", project):
+            return _on_path("product", ours)(x, weight)
+
+    found = {"x".join(map(str, tile)): partial(with_tile, tile) for tile in TILES}
+    return {ALONE: torch.nn.functional.linear, OURS: _on_path("pass", ours)} | found, {}
 
 
 def compiled(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:

@@ -16,8 +16,10 @@ from ropelab.bench.packed import packed
 from ropelab.bench.paged_cache import one_pass_cells, paged_cache
 from ropelab.bench.peak_memory import memory
 from ropelab.bench.projection import blocks, compiled, projections
+from ropelab.bench.projection import tiles as projection_tiles
 from ropelab.bench.qk_norm import qk_norm
 from ropelab.bench.row_scales import row_scales
+from ropelab.bench.servers import servers
 from ropelab.bench.study import Study
 from ropelab.bench.table_free import table_free, table_free_error
 from ropelab.bench.tile_regret import tile_regret
@@ -49,6 +51,7 @@ STUDIES: dict[str, Study] = {
     "projection": Study(projections, gpu_gib=4, timed_gib=6, wide=True),
     "projection_blocks": Study(blocks, gpu_gib=3, timed_gib=4, wide=True),
     "projection_compiled": Study(compiled, gpu_gib=4, timed_gib=4, wide=True),
+    "projection_tiles": Study(projection_tiles, gpu_gib=4, timed_gib=4, wide=True),
     # A block of 2^22 pairs takes 20 tensors of float64.
     "all_pairs": Study(all_pairs, gpu_gib=2, timed=False, wide=True),
     "memory": Study(memory, gpu_gib=3, timed=False),
@@ -61,6 +64,8 @@ STUDIES: dict[str, Study] = {
     "tile_regret": Study(tile_regret, gpu_gib=8, timed_gib=24, wide=True),
     # DeepSeek-V3's two layers have 3.2 GB of weights and as many gradients; activations of 8,192 tokens come on top.
     "whole_models": Study(whole_models, gpu_gib=40, wide=True),
+    # Eleven engines have caches of 1 GiB and the weights of four layers, or three have 2 GiB and 8 GB of weights.
+    "servers": Study(servers, gpu_gib=60, wide=True),
     # This study starts processes, each with a CUDA context.
     "conformance": Study(conformance, gpu_gib=1.5 * MOST_PROCESSES, timed=False, wide=True),
 }

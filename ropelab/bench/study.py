@@ -1,6 +1,6 @@
 """A study: the function that measures it, and the facts that the scheduler needs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,8 @@ class Study:
 
     Attributes:
         table: a function of ``smoke`` that returns the table. If the study has an ``untimed`` part, the first argument
-            of ``table`` is the result of this part; an empty result, ``{}``, is allowed.
+            of ``table`` is the result of this part; an empty result, ``{}``, is allowed. A study of minutes without
+            ``timed_gib`` may yield its table as it grows. Each such table replaces the one before in the record.
         gpu_gib: the most GiB that torch reserves on the GPU for what measures no time, and for compiling. Workloads
             then have the fewest sets of buffers, and a timed study compares no large result with float64. A test
             compares this number with the records (``parameters.gpu_bytes.beside``).
@@ -30,7 +31,7 @@ class Study:
         wide: whether the study is measured only if the user names it. No claim and no table of README needs it.
     """
 
-    table: Callable[..., pd.DataFrame]
+    table: Callable[..., pd.DataFrame | Iterator[pd.DataFrame]]
     gpu_gib: float
     untimed: Callable[..., Mapping[Any, Any]] | None = None
     timed: bool = True
@@ -50,7 +51,7 @@ class Study:
         """The names of the modules whose functions measure."""
         return {_module(function) for function in (self.table, self.untimed) if function}
 
-    def __call__(self, *, smoke: bool = False) -> pd.DataFrame:
+    def __call__(self, *, smoke: bool = False) -> pd.DataFrame | Iterator[pd.DataFrame]:
         return self.table(smoke=smoke) if self.untimed is None else self.table(self.untimed(smoke=smoke), smoke=smoke)
 
 

@@ -132,6 +132,16 @@ class Operation:
         prepared.launch(tensors, first_position, rows if rows < MOST_ROWS else MOST_ROWS)
         return made
 
+    def check_whole_call(self, given: Tensors, where: Where, *numbers: Hashable) -> None:
+        """Make all checks of a call that another kernel serves, and tell autograd what that kernel writes."""
+        self.check(given, where, *numbers)
+        angles = where.angles.tensors[:1] if where.angles.table_free else where.angles.tensors
+        self._check_of_memory(given, where)(*given, *angles, where.positions)
+        if self.check_contents is not None:
+            self.check_contents(given, where, *numbers)
+        check_writable(self.names, given[: self.writes], self.condition)
+        increment_version([x for x in given[: self.writes] if x is not None])
+
     def _check_of_memory(self, given: Tensors, where: Where) -> DisjointCheck:
         named = dict(zip(self.names, given, strict=True))
         written = {name: named.pop(name) for name in self.names[: self.writes]}

@@ -6,7 +6,8 @@ A call takes one of several paths (`path`). The results of all paths are the sam
 path        runs                                                rounds a feature of q or k to the dtype of x
 ==========  ==================================================  ==================================================
 "pass"      the product of PyTorch, then a pass over q and k    after the product and after the rotation
-"product"   one kernel, which rotates before it writes          after the rotation
+"product"   one kernel, which rotates before it writes, also    after the rotation
+            straight into a paged cache
 "quack"     the same, by quack, where it is installed           after the rotation
 ==========  ==================================================  ==================================================
 """
@@ -20,6 +21,7 @@ import torch
 from ropelab.arguments import check_tensor, dtype_name, integer
 from ropelab.call.checks import check_places, check_rope_arguments
 from ropelab.call.operation import must_dispatch, operator
+from ropelab.call.paged_cache import check_write
 from ropelab.call.qk_norm import BACKWARD, FORWARD, check_qk_norm_arguments, run_forward
 from ropelab.call.refusals import renamed
 from ropelab.call.rotation import ROTATE, rotate_or_dispatch
@@ -107,6 +109,20 @@ def run_projection(
     qkv, *turned = qkv_rope(x, weights, biases, *norms, *where.for_operators, *heads, eps, keep)
     q, k, v = heads.split(qkv)
     return *(turned or (q, k)), v, qkv
+
+
+def run_into_cache(
+    x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float, cached: Tensors
+) -> torch.Tensor | None:
+    """q, whose k and v a single kernel wrote into a paged cache; or None where the pass is faster or has to serve.
+
+    Args:
+        x, weights, biases: plain tensors that have passed `heads_of_arguments`.
+        cached: the key cache, the value cache and the slots.
+    """
+    if "product" not in paths(Work(x.shape[:-1].numel(), x.shape[-1], sum(heads.features))):
+        return None
+    return _one_kernel("product", x, weights, biases, norms, where, heads, eps, cached)
 
 
 def run_gradient(q_grad, k_grad, v_grad, qkv, norms: Norms, where: Where, eps: float, norm_grads: bool) -> Tensors:
@@ -202,15 +218,28 @@ def product(x, weights: Tensors, biases: Tensors, plain: bool = True) -> torch.T
 
 
 def _one_kernel(
-    path: str, x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float
-) -> torch.Tensor | None:
-    """The result of the kernel of a path, or None where the kernel does not serve the call."""
+    path: str, x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float,
+    cached: Tensors = (),
+) -> torch.Tensor | None:  # fmt: skip
+    """The result of the kernel of a path, or None where the kernel does not serve the call.
+
+    Args:
+        cached: the key cache, the value cache and the slots, if the kernel writes k and v there; the result is then q.
+    """
     contiguous = len(weights) == 1 and x.is_contiguous() and weights[0].is_contiguous()
     if not contiguous or where.options.seq_format == "sbhd":
         return None
-    check_projection(x, norms, where, heads)
-    qkv = x.new_empty((*x.shape[:-1], sum(heads.features)))
-    check_places(heads.split(qkv)[0], where)
+    norm = None if norms[0] is None else Norm(eps)
+    if cached:
+        q = x.new_empty((*x.shape[:-1], heads.q, heads.dim))
+        kv = x[..., :1].unsqueeze(-1).expand(*x.shape[:-1], heads.k, heads.dim)  # for checks of metadata
+        unused = (None,) * 6
+        check_write((*cached[:2], q, *unused, q, kv, kv, None, cached[2], *norms, None, None, None), where, norm)
+        qkv = q.flatten(-2)
+    else:
+        check_projection(x, norms, where, heads)
+        qkv = x.new_empty((*x.shape[:-1], sum(heads.features)))
+        check_places(heads.split(qkv)[0], where)
     qkv_rows, rows = (t.unsqueeze(0) if t.ndim == 2 else t for t in (qkv, x))
     positions = where.positions
     if positions is not None and not where.options.offsets:
@@ -218,13 +247,13 @@ def _one_kernel(
         positions = positions if axes is None else along_axes(positions, axes).movedim(0, -1)
         positions = positions.expand(*rows.shape[:2], *positions.shape[2:])
     tensors = ProjectionTensors(
-        qkv_rows, rows, weights[0], biases[0] if biases else None, *norms, *where.angles.for_kernels, positions
+        qkv_rows, rows, weights[0], biases[0] if biases else None, *norms, *where.angles.for_kernels, positions, *cached
     )
     kernels = projection_quack if path == "quack" else backend("projection", x)
     if not kernels.serves(tensors, where.rotation, *heads, where.first_position):
         return None
-    kernels.project(tensors, where.rotation, *heads, where.first_position, None if norms[0] is None else Norm(eps))
-    return qkv
+    kernels.project(tensors, where.rotation, *heads, where.first_position, norm)
+    return q if cached else qkv
 
 
 _NORM_IN_PLACE = replace(FORWARD, make=lambda given, where, eps: given[:2], writes=2)

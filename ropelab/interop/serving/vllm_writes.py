@@ -80,11 +80,10 @@ class Plan:
             if len(_ran) == 1:
                 say("info", f"{self.layer} has run norm, rotation and cache write in one kernel")
 
-    def give_up(self, error: BaseException | str) -> None:
+    def give_up(self, error: Exception) -> None:
         """Have the layer make separate calls from now on, and say why."""
         self.broken = True
-        reason = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        say("warning", f"{self.layer} makes separate calls of vLLM from now on: {reason}")
+        say("warning", f"{self.layer} makes separate calls of vLLM from now on: {type(error).__name__}: {error}")
 
 
 _ran: list[str] = []
@@ -113,26 +112,19 @@ def take_over(holder: dict[str, Any], name: str) -> None:
 
 
 def _in_one_pass(plan: Plan, work: Callable[..., None], write: Callable[[], None]) -> bool:
-    """Have a backend write, with the work in the place of its function; whether the work was done.
-
-    The work is tried twice. vLLM watches for compilations while it serves, and Triton describes a new kernel to such a
-    watch in JSON, which fails for the constants of ropelab's kernels. The kernel is compiled then, and not launched.
-    """
-    reason: BaseException | str = ""
-    for _ in range(2):
-        _waiting.work = work
-        try:
-            write()
-            if _waiting.work is None:
-                plan.count()
-                return True
-            reason = "the backend did not call the function that writes its cache"
-        except Exception as error:  # a server goes on without the plugin
-            reason = error
-        finally:
-            _waiting.work = None
-    plan.give_up(reason)
-    return False
+    """Have a backend write, with the work in the place of its function; whether the work was done."""
+    _waiting.work = work
+    try:
+        write()
+        if _waiting.work is not None:
+            raise RuntimeError("the backend did not call the function that writes its cache")
+    except Exception as error:  # a server goes on without the plugin
+        plan.give_up(error)
+        return False
+    finally:
+        _waiting.work = None
+    plan.count()
+    return True
 
 
 def _attention(

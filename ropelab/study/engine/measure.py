@@ -69,6 +69,8 @@ def measure(
                 print(error, file=sys.stderr, flush=True)
                 broken.append(outcome.study)
                 continue
+            if not outcome.whole:
+                continue
             run.note(outcome.study, tables[outcome.study])
             seconds = outcome.seconds or outcome.seconds_beside
             said = f"{len(outcome.found)} rows, {seconds:.1f} s{_beyond(known[outcome.study], outcome)}"

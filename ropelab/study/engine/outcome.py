@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ class JobResult:
         error: the traceback, if the study raised.
         seconds, gpu_bytes: the time of the study, and the memory that torch reserved, while its calls were timed.
         seconds_beside, gpu_bytes_beside: the same for its compilation and for what measures no time.
+        whole: whether the study has ended; its table grows otherwise.
         spent: the part of ``seconds`` in which the study had the GPU to itself, and in which it waited for others.
     """
 
@@ -36,6 +37,7 @@ class JobResult:
     gpu_bytes: int = 0
     gpu_bytes_beside: int = 0
     spent: turns.Seconds | None = None
+    whole: bool = True
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -54,17 +56,31 @@ class JobResult:
 
 def run(study: str, function: Callable[[], Any]) -> JobResult:
     """Call the function, which measures the study or a part of the study, in this process."""
+    (*_, last) = growing(study, function)
+    return last
+
+
+def growing(study: str, function: Callable[[], Any]) -> Iterator[JobResult]:
+    """Call the function as `run`. A function that yields its table as it grows has an outcome for each table."""
     gpu_memory.watch()
     started = time.monotonic()
     found, reason, error = None, "", ""
+
+    def outcome(whole: bool) -> JobResult:
+        reserved = getattr(found, "attrs", {}).get("gpu_bytes", 0) or gpu_memory.peak_reserved()
+        seconds = time.monotonic() - started
+        return JobResult(study, found, reason, error, seconds=seconds, gpu_bytes=reserved, whole=whole)
+
     try:
-        found = function()
+        made = function()
+        for found in made if isinstance(made, Iterator) else (made,):
+            if made is not found:
+                yield outcome(whole=False)
     except Unavailable as unavailable:
         reason = str(unavailable)
     except Exception:
         error = traceback.format_exc()
-    reserved = getattr(found, "attrs", {}).get("gpu_bytes", 0) or gpu_memory.peak_reserved()
-    return JobResult(study, found, reason, error, seconds=time.monotonic() - started, gpu_bytes=reserved)
+    yield outcome(whole=True)
 
 
 def beside_others(study: str, function: Callable[[], Any]) -> JobResult:

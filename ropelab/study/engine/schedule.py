@@ -17,11 +17,11 @@ from ropelab.bench.study import GIB
 from ropelab.study.engine import registered
 from ropelab.study.engine.expected import Progress
 from ropelab.study.engine.jobs import compile_flashinfer, compile_only, timed_in_turn, without_timing
-from ropelab.study.engine.outcome import JobResult, run
+from ropelab.study.engine.outcome import JobResult, growing
 
 
 def outcomes(wanted: Sequence[str], smoke: bool, progress: Progress) -> Iterator[JobResult]:
-    """Yield the outcome of each study as soon as it is there."""
+    """Yield the outcome of each study as soon as it is there, and of one whose table grows for each table."""
     known, beside, left = registered.all_studies(), {}, list(wanted)
     if torch.cuda.is_available() and not smoke and len(wanted) > 1:
         progress.beside(wanted)
@@ -40,7 +40,8 @@ def outcomes(wanted: Sequence[str], smoke: bool, progress: Progress) -> Iterator
         before = beside.get(study, JobResult(study))
         if before.found is not None:
             function = partial(known[study].table, before.found)
-        yield _after(before, run(study, partial(function, smoke=smoke)))
+        for outcome in growing(study, partial(function, smoke=smoke)):
+            yield _after(before, outcome)
 
 
 def _after(before: JobResult, timed: JobResult) -> JobResult:

@@ -1,0 +1,160 @@
+"""The study of servers: engines take turns, each part of a model is recorded, kernels are counted by their order."""
+
+import os
+import sys
+
+import pytest
+
+from ropelab.bench import records, servers
+from ropelab.bench.server_engine import FUSED, OURS, STOCK
+from ropelab.bench.studies import STUDIES
+from ropelab.bench.unavailable import Unavailable
+from ropelab.study.engine.outcome import growing, run
+
+STUB = """
+import json, sys
+spec, broken = json.loads(sys.argv[1]), sys.argv[2:]
+layers, ours = spec["config"]["num_hidden_layers"], spec["engine"] == "ropelab"
+print(json.dumps({"error": "no memory"} if spec["engine"] in broken else {"vllm": "0"}), flush=True)
+parts = [["_paged_cache_kernel", 2.0]] if ours else [["rotate", 1.5], ["reshape_and_cache_flash", 2.5]]
+for line in sys.stdin:
+    command = json.loads(line)
+    what = command.pop("do")
+    if what == "kernels":
+        layer = [["nvjet", 9.0], *parts, ["kernel_unified_attention", 5.0]]
+        answer = [["embed", 1.0], *(layer * layers), ["_gumbel_sample_kernel", 3.0]] * command["new"]
+    elif what == "tokens":
+        answer = [[[3, 2.0, 1.0], [4 + (ours and i == 5), 2.0, 2.0 - 2**-7]] for i in range(command["count"])]
+    elif what == "memory":
+        answer = {"allocated": 7, "peak": 8, "reserved": 9}
+    else:
+        answer = {"call": 100.0, "step": 9.0 if ours else 10.0}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """Engines that answer as vLLM's would; the names in the list do not start."""
+    broken: list[str] = []
+    popen = servers.Engine.__init__
+
+    def started(self, command, log):
+        popen(self, [sys.executable, "-c", STUB, command[-1], *broken], log)
+
+    monkeypatch.setattr(servers.Engine, "__init__", started)
+    monkeypatch.setattr(servers.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(servers, "REPEATS", dict.fromkeys(servers.STEPS, 4) | {"decode 16": 8})
+    return broken
+
+
+def test_the_table_grows_by_the_parts_of_a_model(stub):
+    tables = list(servers.servers(smoke=True))
+    assert [len(table) for table in tables] == sorted(len(table) for table in tables) and len(tables) == 5
+    table = tables[-1]
+    assert table.status.eq("ok").all() and table.attrs["gpu_bytes"] == 27
+    values = table[table.quantity != "time"].set_index(["quantity", "step", "engine"]).value
+    assert values["launches", "decode 16", STOCK] == 2 and values["launches", "prefill 8192", OURS] == 1
+    assert values["launch time", "decode 16", STOCK] == 4 and values["launch time", "decode 16", OURS] == 2
+    assert values["all kernels", "decode 16", OURS] == 1 + 2 * 16 + 3  # two layers, and what is outside of them
+    times = table[table.quantity == "time"].groupby(["step", "engine"]).repeat.apply(list)
+    assert times["decode 1", OURS] == [0, 1, 2, 3] and times["decode 16", STOCK] == list(range(8))
+    assert servers.ratio(table, "tiny Qwen3", "decode 16", STOCK) == pytest.approx((10 / 9,) * 3)
+
+
+def test_tokens_that_differ_are_counted_with_their_distance(stub):
+    table = list(servers.servers(smoke=True))[-1].set_index(["quantity", "engine"]).value
+    assert table["equal prompts", FUSED] == 32 and table["equal prompts", OURS] == 31
+    assert table["gap", OURS] == 0.5  # bf16 has 8 digits: at 2 the unit is 2^-6
+
+
+def test_an_engine_that_does_not_start_leaves_a_row_and_the_others(stub):
+    stub.append(FUSED)
+    table = list(servers.servers(smoke=True))[-1]
+    wrong = table[table.status != "ok"]
+    assert wrong[["engine", "quantity"]].to_numpy().tolist() == [[FUSED, "start"]]
+    assert wrong.status.item() == "failed: RuntimeError: no memory"
+    assert set(table[table.quantity == "time"].engine) == {STOCK, OURS}
+
+
+def test_a_run_that_is_cut_leaves_a_record(stub, tmp_path):
+    outcomes = growing("servers", lambda: servers.servers(smoke=True))
+    for _ in range(3):
+        outcome = next(outcomes)
+    outcomes.close()
+    assert not outcome.whole
+    record = records.write("servers", outcome.found, tmp_path, parameters={"smoke": True})
+    assert set(records.load("servers", tmp_path, gpu=record.provenance["gpu"]["name"]).frame.quantity) >= {"launches"}
+    assert run("servers", lambda: servers.servers(smoke=True)).whole
+
+
+def test_without_vllm_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr(servers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Unavailable, match="vllm is not installed"):
+        next(servers.servers())
+    assert run("servers", lambda: STUDIES["servers"](smoke=True)).reason == "vllm is not installed"
+
+
+PRETENDED = """
+from types import SimpleNamespace as Of
+__version__ = "0"
+
+class SamplingParams:
+    def __init__(self, **options):
+        vars(self).update(options)
+
+class Requests:
+    left = 0
+    def step(self):
+        self.left -= 1
+        return []
+
+class LLM:
+    def __init__(self, **options):
+        import torch
+        from vllm.model_executor.model_loader import dummy_loader
+        class RMSNorm(torch.nn.RMSNorm):
+            pass
+        self.drawn = torch.nn.Sequential(torch.nn.Linear(64, 64), RMSNorm(64))
+        for layer in self.drawn.modules():
+            dummy_loader.initialize_dummy_weights(layer, None)
+        assert 0.01 < self.drawn[0].weight.std() < 0.03 and 0.8 < self.drawn[1].weight.mean() < 1.2
+        self.llm_engine = Requests()
+
+    def generate(self, prompts, parameters, use_tqdm):
+        self.llm_engine.left = parameters.max_tokens
+        while self.llm_engine.left:
+            self.llm_engine.step()
+        last = prompts[0]["prompt_token_ids"][-1]
+        step = {last: Of(logprob=1.0), 2: Of(logprob=3.0), 1: Of(logprob=2.0)}
+        out = Of(token_ids=[last] * parameters.max_tokens, logprobs=[step] * parameters.max_tokens)
+        return [Of(outputs=[out]) for _ in prompts]
+"""
+
+
+def test_an_engine_answers_each_command_by_a_line(tmp_path):
+    package = tmp_path / "vllm"
+    (package / "model_executor" / "model_loader").mkdir(parents=True)
+    (package / "__init__.py").write_text(PRETENDED)
+    for name in ("model_executor/__init__", "model_executor/model_loader/__init__"):
+        (package / f"{name}.py").touch()
+    (package / "model_executor/model_loader/dummy_loader.py").write_text("initialize_dummy_weights = None\n")
+    model = servers.TINY
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(records.ROOT))))
+        engine = servers.start(model, tmp_path)[OURS]
+    try:
+        assert engine.answer(60)["vllm"] == "0", engine.said()
+        first = engine.do("tokens", count=3, length=5, new=2, seed=1)
+        assert first == engine.do("tokens", count=3, length=5, new=2, seed=1) and len(first) == 3
+        assert first[0][0][1:] == [3.0, 2.0] and first != engine.do("tokens", count=3, length=5, new=2, seed=2)
+        times = engine.do("timed", count=1, length=5, new=9, seed=1)
+        assert 0 < times["step"] < times["call"] and engine.do("timed", count=1, length=5, new=1, seed=1)["step"] == 0
+        assert set(engine.do("memory")) == {"allocated", "peak", "reserved"}
+        with pytest.raises(RuntimeError, match="TypeError"):
+            engine.do("timed", wrong=1)
+        assert engine.do("kernels", count=1, length=5, new=2, seed=1) == []  # without a GPU
+    finally:
+        servers.end({OURS: engine})
+    with pytest.raises((RuntimeError, OSError)):
+        engine.do("memory")
