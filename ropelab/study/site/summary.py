@@ -47,9 +47,9 @@ def texts() -> list[Path]:
 def tables() -> dict[str, str]:
     """Name -> the markdown that a text has between ``<!-- name -->`` and ``<!-- end -->``."""
     only = records.selection(records.MEASUREMENTS, GPU)
-    ledgers = by_gpu()
+    ledgers, heads = by_gpu(), record("model_heads")
     return {
-        "figure": _picture(record(), record("model_heads")), "speed": _speed(record(), record("model_heads")), "family": family(only),
+        "figure": _picture(record(), heads), "speed": _speed(record(), heads), "family": family(only),
         "table_free": _table_free(only), "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only),
         "claims": claims(ledgers), "documents": outcomes(ledgers), "unclaimed": _unclaimed(),
         "references": bibliography.markdown(),
@@ -93,7 +93,7 @@ def update(files: Iterable[Path] | None = None) -> None:
 
 
 def _picture(record: records.Record, heads: records.Record) -> str:
-    """The figure of chosen sizes in HTML, which GitHub shows in the theme of the page, and the median of drawn calls."""
+    """The figure of chosen sizes in HTML, in the theme of the page on GitHub, and the median of drawn calls."""
     words = speed_figure.words(_fractions(record), record.provenance["gpu"]["name"])
     dark, light = (f"data/figures/speed-{theme}.svg" for theme in ("dark", "light"))
     return (

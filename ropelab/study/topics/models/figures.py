@@ -26,8 +26,8 @@ def saved(frame: pd.DataFrame, footer: str = "") -> Figure:
     title = f"ropelab saves up to {shares.drop(columns=NONE, errors='ignore').max(axis=None):.0%} of a step"
     if {OURS, NONE} <= set(shares) and (beyond := shares[OURS] - shares[NONE]).max() > 0:
         title += (
-            f"; in {(beyond > 0).sum()} of {len(beyond)} steps it saves up to {beyond.max():.1%} more than a model without "
-            "a rotation, which is impossible: so large is the noise"
+            f"; in {(beyond > 0).sum()} of {len(beyond)} steps it saves up to {beyond.max():.1%} more than a model "
+            "without a rotation, which is impossible: so large is the noise"
         )
     place = marks.places(rows.row)
     panels = facet(

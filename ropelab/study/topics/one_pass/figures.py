@@ -59,9 +59,8 @@ def roof(frame: pd.DataFrame, footer: str = "") -> Figure:
     rows = drawing.noisy(RECORD, frame)
     several = rows.groupby(findings.cell(frame)).tokens.transform("nunique") >= LINE
     rows = _named(rows[several] if several.any() else rows)
-    panels = facet(
-        rows, (5.4, 3.4), drawing.each(_title, frame), footer, column="cell", row="gpu", words={}, sharey=True
-    )
+    title = f"One launch beside the best copy; {drawing.each(_title, frame)}"
+    panels = facet(rows, (5.4, 3.4), title, footer, column="cell", row="gpu", words={}, sharey=True)
     for ax, panel, _ in panels:
         tokens = sorted(panel.tokens.unique())
         for name in _contenders(panel):

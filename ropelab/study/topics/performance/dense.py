@@ -69,9 +69,10 @@ def drawn_sentence(frame: pd.DataFrame) -> str:
     """The median of all drawn calls, and how many are far from the limit or below their bar."""
     every = model_heads.judged(frame)
     reached = every.fraction_of_limit
+    slow = (reached < 0.9).sum()
     return (
-        f"Over all {len(every)} drawn calls the median is {reached.median():.3f} of the limit; {(reached < 0.9).sum()} are "
-        f"below 0.9, and {(~every.meets).sum()} below their bar."
+        f"Over all {len(every)} drawn calls the median is {reached.median():.3f} of the limit; {slow} are below 0.9, "
+        f"and {(~every.meets).sum()} below their bar."
     )
 
 
