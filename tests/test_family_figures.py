@@ -191,8 +191,7 @@ def test_figures_draw_without_packages_and_with_failures():
             lost = table[table.contender.str.contains("eager|twice|Engine", regex=True)].index
             table.loc[lost, "status"] = "failed: out of memory"
         fig = draw(*tables, "")
-        if name != "memory":
-            assert any("out of memory" in text.get_text() for text in fig.texts), name
+        assert any("out of memory" in text.get_text() for text in fig.texts), name
 
 
 def test_nothing_measured_is_no_success(tmp_path):

@@ -418,7 +418,6 @@ def test_figures_say_what_was_computed(errors):
         findings.law_sentence(law): figures.law(law, "here"),
         findings.attention_sentence(moved): figures.attention(moved, "here"),
         findings.models_sentence(shipped): figures.models(shipped, "here"),
-        findings.memory_sentence(findings.memory(128)): figures.memory(findings.memory(128), errors, "here"),
     }
     for sentence, fig in drawn.items():
         assert title(fig) == sentence and any(text.get_text() == "here" for text in fig.texts)
@@ -468,7 +467,6 @@ def test_another_method_is_one_line(errors):
     assert (memory[memory.method == "made as needed"].bytes == 256).all()
     drawn = [
         figures.rotations(found),
-        figures.memory(memory, found),
         figures.law(findings.law(LLAMA3, tops=[1, 4096], samples=8, methods=methods)),
         figures.attention(findings.attention(LLAMA3, [1, 4096], window=8, queries=1, methods=methods)),
     ]

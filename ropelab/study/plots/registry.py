@@ -123,7 +123,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
 
 Documents add their own figures.
 """
-OF_EVERY_GPU = {*roofs.FIGURES, *family_figures.FIGURES, *one_pass_figures.FIGURES, "host_time"} - {"memory"}
+OF_EVERY_GPU = {*roofs.FIGURES, *family_figures.FIGURES, *one_pass_figures.FIGURES, "host_time"}
 """The figures whose functions take the tables of all GPUs in one, with a column ``gpu``."""
 
 

@@ -1,4 +1,4 @@
-"""Draw the figures of the kernel family: every format, packed sequences, few tokens, QK norm, memory.
+"""Draw the figures of the kernel family: every format, packed sequences, few tokens, QK norm.
 
 Each function takes the tables of the records and returns a figure. The title is computed from the tables, and
 ``family_findings`` says whether a bar is met.
@@ -164,34 +164,10 @@ def _qk_norm_bar(step: str, panel: pd.DataFrame) -> pd.Series | None:
     return None
 
 
-def memory(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The peak memory of a call: the results, and the memory beyond the results."""
-    shown = frame[frame.status == "ok"] if "status" in frame else frame
-    title = "Peak memory: " + "; ".join(bar.phrase() for bar in family_findings.memory_bars(frame))
-    place = marks.places(shown.contender)
-    panels = facet(shown, (5.4, 0.5 * len(place) + 1.4), title, footer, column="step", sharex=True, sharey=True)
-    for ax, rows, _ in panels:
-        height, results = place[rows.contender], rows.result_bytes / 2**20
-        beyond = rows.peak_bytes - rows.result_bytes
-        marks.bars(ax, height, results, 0.6, label="outputs and gradients")
-        more = beyond.clip(lower=0) / 2**20
-        marks.bars(ax, height, more, 0.6, place=1, left=results, texts=map(_size, beyond), label="beyond the results")
-        ax.set_yticks(place, place.index.map(drawing.label))
-        ax.margins(x=0.2)
-    return panels.finish("MiB at the peak, above the memory before the call", legend=6)
-
-
-def _size(beyond: float) -> str:
-    if not beyond:
-        return "nothing beyond"
-    return f"{beyond:+,.0f} bytes" if abs(beyond) < 2**16 else f"{beyond / 2**20:+,.1f} MiB"
-
-
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "formats": (("dense", "formats"), formats),
     "packed": (("packed",), packed),
     "few_tokens": (("few_tokens",), few_tokens),
     "qk_norm": (("qk_norm",), qk_norm),
-    "memory": (("memory",), memory),
 }
 """The name of a figure -> the studies, and the function that draws their tables with a footer."""
