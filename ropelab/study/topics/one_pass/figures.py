@@ -60,7 +60,7 @@ def roof(frame: pd.DataFrame, footer: str = "") -> Figure:
     several = rows.groupby(findings.cell(frame)).tokens.transform("nunique") >= LINE
     rows = _named(rows[several] if several.any() else rows)
     title = f"One launch beside the best copy; {drawing.each(_title, frame)}"
-    panels = facet(rows, (5.4, 3.4), title, footer, column="cell", row="gpu", words={}, sharey=True)
+    panels = facet(rows, (4.6, 3.2), title, footer, column="cell", row="gpu", words={}, sharey=True)
     for ax, panel, _ in panels:
         tokens = sorted(panel.tokens.unique())
         for name in _contenders(panel):
@@ -90,7 +90,7 @@ def cases(frame: pd.DataFrame, footer: str = "") -> Figure:
     ranges = ", ".join(f"{gpu} {drawing.value_range(part)}".strip() for gpu, part in reached)
     said = f"one launch runs at {ranges} of the best copy" if ranges else findings.NOT_MEASURED
     title = f"{rows.tokens.iloc[0]:,} tokens: {said}".replace("`", "").rstrip(".")
-    panels = facet(rows, (5.4, 0.5 * len(place) + 1.0), title, footer, column="gpu", sharey=True)
+    panels = facet(rows, (4.4, 0.5 * len(place) + 1.0), title, footer, column="gpu", sharey=True)
     for ax, panel, _ in panels:
         for name in _contenders(panel):
             found = drawing.spans(panel[panel.contender == name], "cell", "fraction_of_copy", speed=True)
@@ -101,7 +101,7 @@ def cases(frame: pd.DataFrame, footer: str = "") -> Figure:
         one = panel[panel.contender == ONE]
         marks.beside(ax, [1.0] * len(one), place[one.cell], map("{:.2f}".format, one.fraction_of_copy),
                      xycoords=marks.ACROSS)  # fmt: skip
-    return panels.finish("fraction of the best copy (right: ropelab)", legend=4, untimed=frame)
+    return panels.finish("fraction of the best copy", legend=4, untimed=frame)
 
 
 def _title(frame: pd.DataFrame) -> str:

@@ -50,7 +50,7 @@ def formats(dense: pd.DataFrame, others: pd.DataFrame, footer: str = "") -> Figu
     title = (
         f"ropelab's slowest call of each format and cell, as a fraction of a copy; {drawing.each(met, dense, others)}"
     )
-    size = (5.2, 0.4 * ours.cell.nunique() + 1.0)
+    size = (4.4, 0.4 * ours.cell.nunique() + 1.0)
     panels = grid(1, len(gpus), size, title, footer, sharey=True)
     for ax, gpu in zip(panels.axes[0], gpus, strict=True):
         names = [name for name in FORMATS if name in table.fraction_of_copy]
@@ -75,7 +75,7 @@ def packed(frame: pd.DataFrame, footer: str = "") -> Figure:
     cases = equal + [SKEWED] * (SKEWED in lengths.index)
     place = pd.Series(range(len(cases)), cases)
     title = f"Packed sequences, worst cases of ropelab; {drawing.each(_phrases(family_findings.packed_bars), frame)}"
-    panels = facet(times, (5.8, 4.2), title, footer, column="gpu", sharey=True)
+    panels = facet(times, (5.0, 4.2), title, footer, column="gpu", sharey=True)
     for ax, panel, _ in panels:
         copy = drawing.copies(panel).groupby("case").median_us.min().reindex(cases)
         ax.plot(range(len(cases)), copy, **marks.COPY)
@@ -93,7 +93,7 @@ def packed(frame: pd.DataFrame, footer: str = "") -> Figure:
         ax.set(yscale="log", xlim=(-0.4, len(cases) - 0.5))
         ax.set_xticks(range(len(cases)), [_case_tick(case, lengths.loc[case]) for case in cases], size=8)
         ticks.plain_log(ax.yaxis)
-    label = "number of sequences in 65,536 tokens, and tokens of each sequence"
+    label = "sequences in 65,536 tokens, and their tokens"
     return panels.finish(label, "GPU time (µs)", legend=3, untimed=frame)
 
 
@@ -117,7 +117,7 @@ def few_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     worst = times[times.contender == OURS].over_copy.max()
     phrases = drawing.each(_phrases(family_findings.few_tokens_bars), frame)
     title = f"With 1 to 8 tokens ropelab takes at most {worst:.2f} times as long as a copy; {phrases}"
-    panels = facet(times, (5.2, 4.2), title, footer, column="gpu", sharex=True, sharey=True)
+    panels = facet(times, (4.4, 4.0), title, footer, column="gpu", sharex=True, sharey=True)
     for ax, panel, _ in panels:
         marks.one(ax, upright=False, label="best copy")
         ax.axhline(limit, color="black", linewidth=1.6, label=f"bar, {limit}")

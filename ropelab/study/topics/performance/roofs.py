@@ -34,7 +34,7 @@ def roofline(frame: pd.DataFrame, footer: str = "") -> Figure:
         f"From 16 MB on, ropelab moves {large.gb_s.min() / 1e3:.1f} to {large.gb_s.max() / 1e3:.1f} TB/s, "
         f"{large.fraction_of_copy.min():.2f} to {large.fraction_of_copy.max():.2f} of a copy"
     )
-    panels = facet(times, (5.6, 4.2), title, footer, column="gpu", sharey=True)
+    panels = facet(times, (4.6, 4.0), title, footer, column="gpu", sharey=True)
     for ax, panel, _ in panels:
         copies = drawing.copies(panel).groupby("bytes").gb_s.max()
         ax.plot(copies.index, copies, **marks.COPY)
@@ -87,7 +87,7 @@ def drawn_calls(frame: pd.DataFrame, footer: str = "") -> Figure:
         f"{gpu} {n:.3f}".strip() for gpu, n in medians.items()
     )
     title += f"; {drawing.each(below, frame)}"
-    panels = facet(times, (5.2, 4.2), title, footer, column="gpu", sharey=True)
+    panels = facet(times, (4.4, 4.0), title, footer, column="gpu", sharey=True)
     for ax, panel, _ in panels:
         for kind, rows in panel.groupby("large"):
             look = {"color": COLORBLIND[0 if kind else 1], "label": f"{'from' if kind else 'below'} 16 MB"}
