@@ -6,6 +6,7 @@ the update of its cache; the layer is called with small random hidden states to 
 
 from __future__ import annotations
 
+import inspect
 import types
 import warnings
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from ropelab.interop.huggingface.layers import (
     Uses,
     arguments_of,
     calls_rotation,
+    forward_of,
     memory,
     with_rotation,
 )
@@ -29,7 +31,9 @@ from ropelab.interop.over_kernel import ForeignRotation, Rotating
 from ropelab.interop.patch import Place
 from ropelab.paged_cache import rope_and_cache
 
-CACHE, TABLES = "past_key_values", "position_embeddings"
+TABLES = "position_embeddings"
+_CACHES = "cache", "past_key_values"
+"""The argument of a layer that is its cache, since Transformers 5.24 and before."""
 
 
 def caching_layers(
@@ -47,10 +51,11 @@ def caching_layers(
     said: set[str] = set()
     device = next((x.device for x in model.parameters()), torch.device("cpu"))
     for _, layer, used in calls_rotation(model, rotations):
-        if len(used) > 1 or "forward" in vars(layer) or device.type == "meta":
+        if len(used) > 1 or device.type == "meta":
             continue
         [(name, rotation)] = used.items()
         try:
+            forward_of(layer)
             with device:  # a caller may have another default
                 check_tables(model, rotation.understood[0].kind)
                 _check(layer, name, rotation)
@@ -63,9 +68,10 @@ def caching_layers(
 
 def _caching(layer: Any, name: str, kind: Kind, plain: Any, norms: list[Norm] | None, said: set[str]) -> Rotating:
     unrotated = with_rotation(type(layer).forward, name, lambda q, k, *tables, **options: (q, (q, k)))
+    cache_name = _cache_of(layer)
 
     def forward(self, *args, **kwargs):
-        cache, tables = kwargs.get(CACHE), kwargs.get(TABLES)
+        cache, tables = kwargs.get(cache_name), kwargs.get(TABLES)
         if tables is None or torch.is_grad_enabled() or not _is_static(cache, self.layer_idx):
             return plain(*args, **kwargs)
         if why := _unfit(cache, self.layer_idx, tables[0].dtype):
@@ -74,9 +80,15 @@ def _caching(layer: Any, name: str, kind: Kind, plain: Any, norms: list[Norm] | 
                 text = f"{type(self).__name__}: rotation and update of the cache stay two steps, because {why}"
                 warnings.warn(text, stacklevel=2)
             return plain(*args, **kwargs)
-        return unrotated(self, *args, **kwargs | {CACHE: _OnePass(cache, tables, kind, norms)})
+        return unrotated(self, *args, **kwargs | {cache_name: _OnePass(cache, tables, kind, norms)})
 
     return types.MethodType(forward, layer)
+
+
+def _cache_of(layer: torch.nn.Module) -> str:
+    """The name of the argument that is the layer's cache."""
+    parameters = inspect.signature(type(layer).forward).parameters
+    return next((name for name in _CACHES if name in parameters), _CACHES[0])
 
 
 def _is_static(cache: Any, layer_idx: int) -> bool:
@@ -154,7 +166,7 @@ def _check(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> None
 
     try:
         with torch.no_grad(), uses:
-            with_rotation(type(layer).forward, name, reached)(layer, **given | {CACHE: _Probe()})
+            with_rotation(type(layer).forward, name, reached)(layer, **given | {_cache_of(layer): _Probe()})
         raise Refused("it updates no cache")
     except Reached as call:
         updated = call.call[0]

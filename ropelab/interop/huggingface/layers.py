@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import inspect
 import textwrap
 import types
@@ -90,9 +91,7 @@ def _fused(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> tupl
     Raises:
         Refused: the layer does something else than normalize q and k and rotate them.
     """
-    function = type(layer).forward
-    if "forward" in vars(layer) or not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
-        raise Refused("its forward is wrapped or replaced")
+    function = forward_of(layer)
     norms = [_norm(module, features) for module, features in _norms_before(layer, name, rotation)]
     if norms[0].eps != norms[1].eps:
         raise Refused(f"its norms have eps {norms[0].eps} and {norms[1].eps}")
@@ -105,11 +104,34 @@ def _fused(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> tupl
     return forwards | {(layer, "forward"): types.MethodType(new, layer)}, norms
 
 
+def forward_of(layer: torch.nn.Module) -> Rotating:
+    """The forward of the layer's class, a function in Python, perhaps with decorators that can be copied.
+
+    Raises:
+        Refused: the layer has a forward of its own, or a decorator does not keep what it decorates in its closure.
+    """
+    found = function = type(layer).forward
+    while inspect.isfunction(function) and "forward" not in vars(layer):
+        inner = getattr(function, "__wrapped__", None)
+        if inner is None:
+            return found
+        if all(cell.cell_contents is not inner for cell in function.__closure__ or ()):
+            break
+        function = inner
+    raise Refused("its forward is wrapped or replaced")
+
+
 def with_rotation(function: Rotating, name: str, rotation: Rotating) -> Rotating:
-    """A copy of a function, for which a global name means another rotation.
+    """A copy of a function, and of its decorators, for which a global name means another rotation.
 
     The copy's globals lack ``__name__``. With the name of a module, torch.compile would look the rotation up there.
     """
+    inner = getattr(function, "__wrapped__", None)
+    if inner is not None:
+        copied = types.CellType(with_rotation(inner, name, rotation))
+        closure = tuple(copied if cell.cell_contents is inner else cell for cell in function.__closure__ or ())
+        decorator = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
+        return functools.wraps(copied.cell_contents)(decorator)
     names = {key: value for key, value in function.__globals__.items() if key != "__name__"} | {name: rotation}
     new = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     new.__kwdefaults__ = function.__kwdefaults__
@@ -274,7 +296,8 @@ def _norm(module: torch.nn.Module, features: int) -> Norm:
     raise Refused(f"its norm {kind} is not an RMS norm of a head with a weight")
 
 
-def _names(function: object) -> tuple[str, ...]:
+def _names(function: Any) -> tuple[str, ...]:
+    function = inspect.unwrap(function)
     return function.__code__.co_names if inspect.isfunction(function) else ()
 
 

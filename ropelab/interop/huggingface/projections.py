@@ -17,7 +17,14 @@ from typing import Any
 import torch
 
 from ropelab.call.projection import Work, paths
-from ropelab.interop.huggingface.layers import Reached, Refused, arguments_of, calls_rotation, with_rotation
+from ropelab.interop.huggingface.layers import (
+    Reached,
+    Refused,
+    arguments_of,
+    calls_rotation,
+    forward_of,
+    with_rotation,
+)
 from ropelab.interop.kinds import Kind
 from ropelab.interop.over_kernel import ForeignRotation, Rotating
 from ropelab.interop.patch import Place
@@ -69,9 +76,7 @@ def _returns(y: torch.Tensor) -> Rotating:
 
 
 def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation) -> Rotating:
-    function = type(layer).forward
-    if "forward" in vars(layer) or not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
-        raise Refused("its forward is wrapped or replaced")
+    function = forward_of(layer)
     if why := _unfit(layer):
         raise Refused(why)
     kind = rotation.understood[0].kind
