@@ -44,10 +44,12 @@ class Panels:
         axes: the axes of the panels, ``[rows, columns]``.
         parts: for each panel its axes, its rows of the table and its value (the values of column and row, if there are
             both).
+        note: the part of the title that did not fit above the panels.
     """
 
     figure: Figure
     axes: np.ndarray
+    note: str = ""
     parts: tuple[tuple[Axes, pd.DataFrame, object], ...] = ()
 
     def __iter__(self) -> Iterator[tuple[Axes, pd.DataFrame, object]]:
@@ -76,8 +78,7 @@ class Panels:
             ax.set_ylabel(ylabel)
         if legend:
             _legend(self.figure, self.axes, legend, size)
-        if untimed is not None:
-            _say_untimed(self.figure, untimed)
+        _say(self.figure, list(filter(None, [self.note, "" if untimed is None else _untimed(untimed)])))
         return self.figure
 
 
@@ -91,9 +92,6 @@ def grid(
         head, note = _headline(title, int(_TITLE_LETTERS_PER_INCH * fig.get_figwidth()))
         fig.set_label(" ".join(title.split()))
         fig.suptitle(head, x=0.01, ha="left", fontweight="bold")
-        if note:
-            width = int(_SMALL_LETTERS_PER_INCH * fig.get_figwidth())
-            fig.supxlabel(textwrap.fill(note, width), x=0.01, ha="left", size=8)
         lines = footer.split(BETWEEN_RECORDS)
         if footer:
             fig.text(0.99, 0.004, "\n".join(lines), ha="right", **_SMALL)
@@ -101,7 +99,7 @@ def grid(
         fig.get_layout_engine().set(rect=(0, margin, 1, 1 - margin))
     for ax in axes.flat[shown:] if shown is not None else ():
         ax.set_visible(False)
-    return Panels(fig, axes)
+    return Panels(fig, axes, note)
 
 
 def facet(
@@ -132,7 +130,7 @@ def facet(
         part = frame[np.logical_and.reduce([frame[name] == value for name, value in named])]
         ax.set_title(", ".join(str(words.get(value, value)) for _, value in named))
         parts.append((ax, part, key if row else key[0]))
-    return Panels(found.figure, found.axes, tuple(parts))
+    return Panels(found.figure, found.axes, found.note, tuple(parts))
 
 
 def said(fig: Figure) -> str:
@@ -181,23 +179,27 @@ def _footer(fig: Figure) -> list[str]:
     return next((text.get_text() for text in fig.texts if text.get_ha() == "right"), "").split("\n")
 
 
-def _say_untimed(fig: Figure, frame: pd.DataFrame) -> None:
-    """Name the contenders that have no time, and why, at the foot of the figure, left of its footer."""
+def _untimed(frame: pd.DataFrame) -> str:
+    """The contenders of a record that have no time, each with the reason; "" if all have one."""
     untimed = frame[frame.status != "ok"]
     reasons = untimed.status.str.split(" has relative error").str[0]
     pairs = dict.fromkeys(zip(untimed.contender, reasons, strict=True))
     found = [f"{CONTENDERS.label(name)} ({textwrap.shorten(why, 60, placeholder=' …')})" for name, why in pairs]
-    if not found:
+    return "not shown: " + ", ".join(found) if found else ""
+
+
+def _say(fig: Figure, notes: Sequence[str]) -> None:
+    """Write notes at the foot of the figure, above its footer and below its legend."""
+    width = int(_SMALL_LETTERS_PER_INCH * fig.get_figwidth())
+    lines = [line for note in notes for line in textwrap.wrap(note, width)]
+    if not lines:
         return
-    footer = max(map(len, _footer(fig)))
-    width = max(40, int(_SMALL_LETTERS_PER_INCH * fig.get_figwidth()) - footer)
-    lines = textwrap.wrap("not shown: " + ", ".join(found), width)
-    fig.text(0.01, 0.004, "\n".join(lines), ha="left", **_SMALL)
-    # In font sizes of the legend; the lines are smaller.
-    more = max(0, _SMALL_LINE * (len(lines) - len(_footer(fig))) * 72 / _STYLE["font.size"])
+    above = 0.004 + _SMALL_LINE * len(_footer(fig)) / fig.get_figheight()
+    fig.text(0.01, above, "\n".join(lines), **_SMALL | {"ha": "left"})
+    more = _SMALL_LINE * len(lines) * 72 / _STYLE["font.size"]  # in font sizes of the legend
     for entries in fig.legends:
         entries.borderaxespad += more
     engine = fig.get_layout_engine()  # the layout engine keeps no room for the pad
     x, y, width, height = engine.get()["rect"]
-    room = more * _STYLE["font.size"] / 72 / fig.get_figheight()
+    room = _SMALL_LINE * len(lines) / fig.get_figheight()
     engine.set(rect=(x, y + room, width, height - room))

@@ -11,13 +11,11 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 import torch
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from ropelab.conformance.bounds import fraction
 from ropelab.kernels import INTERPRETED
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.study.plots.heatmap import heatmap
 from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.topics.gradients import bound_evidence, copy_task, wrong_backward
 
@@ -102,23 +100,6 @@ def wrong_backward_figure(errors: pd.DataFrame, name: str) -> Figure:
     title = f"Wrong by more than 100% in {(errors.error > 1).mean():.0%} of the map"
     right.set(xlabel="position", ylabel="plane (0 = highest frequency)", title=title)
     return _finish(fig, bound_evidence.backend() if name == wrong_backward.MUTANT else _where())
-
-
-@mpl.rc_context(_STYLE)
-def checks_figure(outcomes: pd.DataFrame, wrong: str, right: str) -> Figure:
-    """The checks that tell the wrong backward from a right backward."""
-    table = outcomes[[right, wrong]]
-    sees = outcomes[right] & ~outcomes[wrong]
-    fig, ax = plt.subplots(figsize=(7.6, 0.36 * len(table) + 1.5), layout="constrained")
-    heatmap(ax, np.where(table, 0, 1), lambda row, column: ("passes" if table.iloc[row, column] else "fails", "black"),
-            rows=table.index, columns=[f"{right}\n(right backward)", f"{wrong}\n(wrong backward)"],
-            cmap=ListedColormap([COLORBLIND[9], COLORBLIND[1]]), vmin=0, vmax=1)  # fmt: skip
-    for row, seen in enumerate(sees):
-        weight = "bold" if seen else "normal"
-        ax.text(1.55, row, "sees it" if seen else "blind", va="center", fontsize=9, weight=weight)
-    title = f"{(~sees).sum()} of {len(sees)} usual checks cannot see the wrong backward"
-    fig.suptitle(title, fontsize=10, fontweight="bold")
-    return _finish(fig, _where())
 
 
 @mpl.rc_context(_STYLE)

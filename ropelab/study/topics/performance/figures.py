@@ -1,140 +1,106 @@
-"""Draw the figures of the kernel family: every format, packed sequences, few tokens, QK norm, memory.
+"""Draw the figures of the kernel family: every format, packed sequences, few tokens, QK norm.
 
 Each function takes the tables of the records and returns a figure. The title is computed from the tables, and
 ``family_findings`` says whether a bar is met.
 """
 
 from collections.abc import Callable
-from itertools import product
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.study.plots import drawing, marks, ticks
-from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
-from ropelab.study.plots.panels import CELLS, LAYOUT, facet
+from ropelab.study.plots.heatmap import heatmap
+from ropelab.study.plots.looks import CONTENDERS
+from ropelab.study.plots.panels import CELLS, LAYOUT, facet, grid
 from ropelab.study.topics.performance import findings as family_findings
 from ropelab.study.topics.performance.comparison import OURS
 from ropelab.study.topics.performance.findings import (
     FORMATS,
+    LEAST_OF_COPY,
     LEAST_OF_COPY_NORM,
     LEAST_OVER_COMPILED,
-    MANY,
-    ONE,
     SKEWED,
     toward_worse,
 )
 
-_FORMATS = {
-    name: f"{'q and k as views of qkv (bshd)' if name == 'qkv' else name} (right: ropelab's slowest)"
-    for name in FORMATS
-}
-_MISSED = COLORBLIND[3]
 # A pass over q and k reads and writes q and k once. The backward of a norm reads the input and the cotangent and writes
 # the gradient: three tensors, where a copy moves two. Forward and backward together move five.
 _CEILINGS = {"forward": 1, "backward": 2 / 3, "forward and backward": 2 / 5}
 
 
+def _phrases(question: Callable[..., list[family_findings.Bar]]) -> Callable[..., str]:
+    return lambda *frames: ", ".join(bar.phrase() for bar in question(*frames))
+
+
 def formats(dense: pd.DataFrame, others: pd.DataFrame, footer: str = "") -> Figure:
-    """Fraction of the copy in every format and cell: ropelab in both layouts and directions, peers faint."""
-    frame = family_findings.in_all_formats(dense, others)
-    times = drawing.timed(frame)
-    bars = {bar.what.split()[-1]: bar for bar in family_findings.format_bars(dense, others)}
-    met = [name for name, bar in bars.items() if bar.met]
+    """The smallest fraction of the copy in every format and cell, over layouts and directions: a map for each GPU."""
+
+    def met(dense: pd.DataFrame, others: pd.DataFrame) -> str:
+        bars = family_findings.format_bars(dense, others)
+        cases, missed = sum(bar.cases for bar in bars), sum(bar.missed for bar in bars)
+        formats = f"met in {sum(bar.met for bar in bars)} of {len(bars)} formats, {cases - missed} of {cases} calls"
+        return f"the bar of {bars[0].limit} of a copy is {formats}"
+
+    frame = family_findings.in_all_formats(drawing.noisy("dense", dense), drawing.noisy("formats", others))
+    ours = frame[frame.contender == OURS].assign(reach=lambda rows: rows.fraction_of_copy / rows.low)
+    table = ours.pivot_table(index=["gpu", "cell"], columns="format", aggfunc="min", sort=False,
+                             values=["fraction_of_copy", "reach"])  # fmt: skip
+    gpus = table.index.unique("gpu")
     title = (
-        f"The bar of {next(iter(bars.values())).limit} of a copy is met in {len(met)} of {len(bars)} formats; "
-        "ropelab's slowest cell runs at "
-        + ", ".join(f"{bar.number} in {name}" + f" ({bar.verdict})" * (not bar.met) for name, bar in bars.items())
+        f"ropelab's slowest call of each format and cell, as a fraction of a copy; {drawing.each(met, dense, others)}"
     )
-    place = marks.places(times.cell)
-    reach = times.groupby("contender").fraction_of_copy
-    left = min(0.5, reach.min()[OURS] - 0.05)
-    size = (5.8, 0.46 * len(place) + 1.0)
-    panels = facet(times, size, title, footer, column="format", wrap=2, words=_FORMATS, sharex=True, sharey=True)
-    for ax, panel, name in panels:
-        for peer, points in drawing.contenders(panel):
-            if peer != OURS:  # the slowest peers are left of the axes, so the legend has their values
-                span = f"{drawing.label(peer)} ({drawing.value_range(reach.get_group(peer), '.2f')})"
-                ax.plot(points.fraction_of_copy, place[points.cell], linestyle="none", markersize=6, alpha=0.55,
-                        markeredgecolor="none", **CONTENDERS(peer) | {"label": span})  # fmt: skip
-        ours = panel[panel.contender == OURS]
-        for i, (layout, direction) in enumerate(product(LAYOUT, ("forward", "backward"))):
-            points = ours[(ours.layout == layout) & (ours.direction == direction)]
-            color = CONTENDERS.color(OURS)
-            ax.plot(points.fraction_of_copy, place[points.cell] + 0.13 * (1.5 - i), "os"[layout == "interleaved"],
-                    color=color, markerfacecolor=color if direction == "forward" else "white", markersize=5.5, zorder=5,
-                    label=f"ropelab, {LAYOUT[layout]}, {direction}")  # fmt: skip
-        for cell, worst in ours.groupby("cell").fraction_of_copy.min().items():
-            missed = worst < bars[name].limit
-            marks.beside(ax, [1], [place[cell]], [toward_worse(worst, at_least=True) + " below" * missed], gap=5,
-                         xycoords=marks.ACROSS, color=_MISSED if missed else "0.25",
-                         fontweight="bold" if missed else "normal")  # fmt: skip
-        ax.axvline(bars[name].limit, color="black", linewidth=1.6, label=f"bar, {bars[name].limit}", zorder=3)
-        marks.one(ax)
-        marks.rows(ax, place, left=left)
-    return panels.finish("fraction of the best copy of the same bytes", CELLS, legend=4, untimed=frame)
+    size = (4.4, 0.4 * ours.cell.nunique() + 1.0)
+    panels = grid(1, len(gpus), size, title, footer, sharey=True)
+    for ax, gpu in zip(panels.axes[0], gpus, strict=True):
+        names = [name for name in FORMATS if name in table.fraction_of_copy]
+        worst, reach = (table.loc[gpu][value][names] for value in ("fraction_of_copy", "reach"))
+
+        def write(row: int, column: int, worst=worst, reach=reach) -> tuple[str, str]:
+            value, limit = worst.iloc[row, column], LEAST_OF_COPY
+            missed = "" if value >= limit else "\nnoise" if reach.iloc[row, column] >= limit else "\nbelow"
+            return toward_worse(value, at_least=True) + missed, "black"
+
+        heatmap(ax, worst - LEAST_OF_COPY, write, rows=worst.index, columns=names, size=8, cmap="PuOr_r",
+                vmin=-0.15, vmax=0.15)  # fmt: skip
+        ax.set_title(gpu, loc="left")
+    return panels.finish("", CELLS, untimed=pd.concat([dense, others]))
 
 
 def packed(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The time of 65,536 packed tokens against the number of sequences, and in the skewed case."""
-    times = drawing.timed(frame)
-    bars = family_findings.packed_bars(frame)
-    title = "Packed sequences, worst cases of ropelab: " + "; ".join(bar.phrase() for bar in bars)
-    if growth := _growth(times):
-        title += "\nThe others, time over their time for one sequence: " + "; ".join(growth)
+    """The time of 65,536 packed tokens against the number of sequences, and in the skewed case, on each GPU."""
+    times = drawing.noisy("packed", frame)
     lengths = frame.drop_duplicates("case").set_index("case")
     equal = lengths[lengths.index != SKEWED].sort_values("n_seqs").index.tolist()
     cases = equal + [SKEWED] * (SKEWED in lengths.index)
-    ticks_of = [_case_tick(case, lengths.loc[case]) for case in cases]
     place = pd.Series(range(len(cases)), cases)
-    size = (5.8, 3.5)
-    panels = facet(times, size, title, footer, row="direction", column="layout", sharex=True, sharey=True)
+    title = f"Packed sequences, worst cases of ropelab; {drawing.each(_phrases(family_findings.packed_bars), frame)}"
+    panels = facet(times, (5.0, 4.2), title, footer, column="gpu", sharey=True)
     for ax, panel, _ in panels:
         copy = drawing.copies(panel).groupby("case").median_us.min().reindex(cases)
         ax.plot(range(len(cases)), copy, **marks.COPY)
         for name, points in drawing.contenders(panel):
+            # Each length of the tables apart, because the time of some kernels follows it.
+            long = points.get("freqs_len", pd.Series(0, points.index)).fillna(0)
             look = CONTENDERS(name) | {"label": _with_tables(name, points), "zorder": 5 if name == OURS else 3}
-            # A line joins points with the same tables only, because the time of some kernels follows their length.
-            for _, rows in points.groupby(points.get("freqs_len", pd.Series(0, points.index)).fillna(0)):
-                rows = rows.set_index("case").median_us
-                joined = rows.reindex(equal).dropna()
-                marks.line(ax, place[joined.index], joined, look, markersize=8)
-                marks.dots(ax, place[rows.index], rows, look, markersize=8)
+            for _, rows in points.groupby(long):
+                found = drawing.spans(rows, "case", "median_us").reindex(cases).dropna()
+                marks.spans(ax, place[found.index], found, look, markersize=7)
+                joined = found.middle.reindex(equal).dropna()
+                ax.plot(place[joined.index], joined, color=look["color"], linewidth=1.2, zorder=2)
         if SKEWED in cases and equal:
             ax.axvline(len(equal) - 0.5, color="0.6", linewidth=1)
         ax.set(yscale="log", xlim=(-0.4, len(cases) - 0.5))
-        ax.set_xticks(range(len(cases)), ticks_of, size=8)
+        ax.set_xticks(range(len(cases)), [_case_tick(case, lengths.loc[case]) for case in cases], size=8)
         ticks.plain_log(ax.yaxis)
-    label = "number of sequences in 65,536 tokens, and tokens of each sequence"
-    return panels.finish(label, "GPU time (µs)", legend=4, untimed=frame)
-
-
-def _growth(times: pd.DataFrame) -> list[str]:
-    """The largest ratio of each peer's time in the other cases to the peer's time for one sequence."""
-    phrases = []
-    for name, rows in drawing.contenders(times):
-        table = rows.pivot_table(index=["layout", "direction"], columns="case", values="median_us", aggfunc="max")
-        if name.startswith(OURS) or ONE not in table:
-            continue
-        ratios = {
-            words: (table[case] / table[ONE]).max()
-            for case, words in ((MANY, "for 2,401"), (SKEWED, "skewed"))
-            if case in table
-        }
-        if ratios:
-            parts = " and ".join(f"{_short(ratio)} {words}" for words, ratio in ratios.items())
-            phrases.append(f"{drawing.label(name)} {parts}")
-    return phrases
+    label = "sequences in 65,536 tokens, and their tokens"
+    return panels.finish(label, "GPU time (µs)", legend=3, untimed=frame)
 
 
 def _with_tables(name: str, points: pd.DataFrame) -> str:
     """The label, with the number of rows of the tables where the record has the number."""
     rows = points.get("freqs_len", pd.Series()).dropna()
     return drawing.label(name) + (f", tables of {drawing.value_range(rows, ',.0f')} rows" if len(rows) else "")
-
-
-def _short(ratio: float) -> str:
-    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
 def _case_tick(case: str, row: pd.Series) -> str:
@@ -144,19 +110,20 @@ def _case_tick(case: str, row: pd.Series) -> str:
 
 
 def few_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """GPU time of 1 to 8 tokens as a multiple of the time of a copy."""
-    times = drawing.timed(frame)
+    """GPU time of 1 to 8 tokens as a multiple of the time of a copy, over layouts and directions, on each GPU."""
+    times = drawing.noisy("few_tokens", frame)
     times = times.assign(tokens=times.batch * times.seq_len, over_copy=1 / times.fraction_of_copy)
-    (bar,) = family_findings.few_tokens_bars(frame)
-    title = f"With few tokens ropelab takes at worst {bar.phrase()}"
-    size = (4.8, 3.2)
-    panels = facet(times, size, title, footer, row="direction", column="layout", sharex=True, sharey=True)
+    limit = family_findings.few_tokens_bars(frame)[0].limit
+    worst = times[times.contender == OURS].over_copy.max()
+    phrases = drawing.each(_phrases(family_findings.few_tokens_bars), frame)
+    title = f"With 1 to 8 tokens ropelab takes at most {worst:.2f} times as long as a copy; {phrases}"
+    panels = facet(times, (4.4, 4.0), title, footer, column="gpu", sharex=True, sharey=True)
     for ax, panel, _ in panels:
         marks.one(ax, upright=False, label="best copy")
-        ax.axhline(bar.limit, color="black", linewidth=1.6, label=f"bar, {bar.limit}")
-        for name, points in drawing.contenders(panel):
-            points, zorder = points.sort_values("tokens"), 5 if name == OURS else 3
-            marks.line(ax, points.tokens, points.over_copy, CONTENDERS(name), markersize=8, zorder=zorder)
+        ax.axhline(limit, color="black", linewidth=1.6, label=f"bar, {limit}")
+        for step, (name, points) in enumerate(drawing.contenders(panel)):
+            found = drawing.spans(points, "tokens", "over_copy")
+            marks.spans(ax, found.index * 1.05 ** (step - 2), found, CONTENDERS(name), markersize=7)
         ax.set(xscale="log", yscale="log")
         ticks.at(ax.xaxis, sorted(times.tokens.unique()), "{:g}".format)
         ticks.plain_log(ax.yaxis)
@@ -164,25 +131,25 @@ def few_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def qk_norm(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """QK norm and rotation as a fraction of the copy of q and k, per step, with the limit that the bytes set."""
-    times = drawing.timed(frame)
-    bars = family_findings.qk_norm_bars(frame)
-    title = "QK norm and rotation in one pass: " + "; ".join(bar.phrase() for bar in bars)
+    """QK norm and rotation as a fraction of the copy of q and k, per step and GPU, with the limit of the bytes."""
+    times = drawing.noisy("qk_norm", frame)
+    title = f"QK norm and rotation in one pass; {drawing.each(_phrases(family_findings.qk_norm_bars), frame)}"
     times = times.assign(row=list(zip(times.cell, times.layout, strict=True)))
     place = marks.places(times.row)
     labels = [f"{cell}, {LAYOUT[layout]}" for cell, layout in place.index]
     times = times.sort_values("step", key=lambda steps: steps.map(list(_CEILINGS).index), kind="stable")
-    panels = facet(times, (4.3, 0.4 * len(place) + 1.6), title, footer, column="step", sharey=True)
-    for ax, panel, step in panels:
+    panels = facet(times, (4.6, 0.4 * len(place) + 1.0), title, footer, column="gpu", row="step", sharey=True)
+    for ax, panel, (_, step) in panels:
         for name, points in drawing.contenders(panel):
-            marks.dots(ax, points.fraction_of_copy, points.row.map(place), CONTENDERS(name), zorder=5,
-                       markersize=8 if name == OURS else 7)  # fmt: skip
+            found = drawing.spans(points, "row", "fraction_of_copy", speed=True)
+            marks.spans(ax, place[found.index], found, CONTENDERS(name), upright=False, zorder=5,
+                        markersize=8 if name == OURS else 7)  # fmt: skip
         if (wanted := _qk_norm_bar(step, panel)) is not None:
             marks.band(ax, pd.Series([place[row] for row in wanted.index]), wanted, 0.36)
         marks.one(ax, at=_CEILINGS[step], label="limit set by the bytes")
         marks.rows(ax, place, labels)
     label = "fraction of the best copy of q and k"
-    return panels.finish(label, "cell, layout", legend=5, untimed=frame)
+    return panels.finish(label, legend=4, untimed=frame)
 
 
 def _qk_norm_bar(step: str, panel: pd.DataFrame) -> pd.Series | None:
@@ -197,34 +164,10 @@ def _qk_norm_bar(step: str, panel: pd.DataFrame) -> pd.Series | None:
     return None
 
 
-def memory(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The peak memory of a call: the results, and the memory beyond the results."""
-    shown = frame[frame.status == "ok"] if "status" in frame else frame
-    title = "Peak memory: " + "; ".join(bar.phrase() for bar in family_findings.memory_bars(frame))
-    place = marks.places(shown.contender)
-    panels = facet(shown, (5.4, 0.5 * len(place) + 1.4), title, footer, column="step", sharex=True, sharey=True)
-    for ax, rows, _ in panels:
-        height, results = place[rows.contender], rows.result_bytes / 2**20
-        beyond = rows.peak_bytes - rows.result_bytes
-        marks.bars(ax, height, results, 0.6, label="outputs and gradients")
-        more = beyond.clip(lower=0) / 2**20
-        marks.bars(ax, height, more, 0.6, place=1, left=results, texts=map(_size, beyond), label="beyond the results")
-        ax.set_yticks(place, place.index.map(drawing.label))
-        ax.margins(x=0.2)
-    return panels.finish("MiB at the peak, above the memory before the call", legend=6)
-
-
-def _size(beyond: float) -> str:
-    if not beyond:
-        return "nothing beyond"
-    return f"{beyond:+,.0f} bytes" if abs(beyond) < 2**16 else f"{beyond / 2**20:+,.1f} MiB"
-
-
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "formats": (("dense", "formats"), formats),
     "packed": (("packed",), packed),
     "few_tokens": (("few_tokens",), few_tokens),
     "qk_norm": (("qk_norm",), qk_norm),
-    "memory": (("memory",), memory),
 }
 """The name of a figure -> the studies, and the function that draws their tables with a footer."""

@@ -5,13 +5,15 @@ Each function takes a result of `precision_findings` and returns a figure. The t
 
 import math
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from ropelab.study.plots import ticks
 from ropelab.study.plots.heatmap import heatmap
-from ropelab.study.plots.looks import Looks
-from ropelab.study.plots.panels import Panels, grid
+from ropelab.study.plots.looks import COLORBLIND, Looks
+from ropelab.study.plots.panels import Panels, facet, grid
 from ropelab.study.topics.precision import findings
 from ropelab.study.topics.precision.findings import LOSSES, OURS, TABLE_FREE, USUAL
 
@@ -58,6 +60,22 @@ def on_gpu(found: pd.DataFrame, footer: str = "") -> Figure:
     shown = found[(found.status == "ok") & found.method.isin([*findings.ON_GPU, USUAL])]
     untimed = found.rename(columns={"method": "contender"})
     return rotations(shown, footer, title=findings.gpu_sentence(found), untimed=untimed)
+
+
+def ulps(found: pd.DataFrame, footer: str = "") -> Figure:
+    """How often an error has a size in units in the last place: cosines and sines, and rotated features."""
+    title = f"How often an error has a size; {findings.ulps_sentence(found)}"
+    panels = facet(found, (4.6, 4.0), title, footer, column="of", words={}, sharey=True)
+    for (ax, panel, _), colors in zip(panels, ((0, 3, 2), (1, 4, 9)), strict=True):
+        top = max(1.0, math.ceil(math.log2(panel.ulps.max() + 1)))
+        edges = np.concatenate(([0.0], 2.0 ** np.arange(-6, top + 0.25, 0.25)))
+        for place, (what, errors) in zip(colors, panel.groupby("what", sort=False).ulps, strict=True):
+            share = np.histogram(errors, edges)[0] / len(errors)
+            ax.stairs(np.where(share > 0, share, np.nan), edges, color=COLORBLIND[place], linewidth=1.6, label=what)
+        ax.axvline(0.5, color="black", linestyle="--", linewidth=1, label="half an ulp")
+        ax.set(xscale="log", yscale="log", xlim=(edges[1], edges[-1]))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    return panels.finish("error in ulps of the exact value", "share of the values", legend=4)
 
 
 def law(found: pd.DataFrame, footer: str = "") -> Figure:
@@ -107,33 +125,6 @@ def models(found: pd.DataFrame, footer: str = "") -> Figure:
     )
 
 
-def memory(found: pd.DataFrame, errors: pd.DataFrame, footer: str = "") -> Figure:
-    """The bytes of cos and sin against the length, and the bytes against the error at the largest length."""
-    last = found.positions.max()
-    panels = grid(1, 2, _SIZE, findings.memory_sentence(found), footer)
-    left, right = panels.axes[0]
-    for name, part in found.groupby("method", sort=False):
-        left.plot(part.positions, part.bytes, **_LOOKS(name) | {"label": None}, markersize=5, linewidth=1.3)
-    note = "without a table: the frequencies"
-    left.annotate(note, (1, found.bytes.min()), (4, 6), textcoords="offset points", size=9)
-    left.margins(y=0.08)
-    left.set(xlabel="positions (tokens)", ylabel="bytes of cos and sin, or of the frequencies", title="What they take")
-    left.set_yscale("log", base=2)
-    ticks.at(left.yaxis, [2**k for k in range(8, 33, 4)], _bytes)
-    _positions_axis(left, found.positions)
-
-    at_last = found[found.positions == last].set_index("method").bytes
-    worst = errors[errors.position == errors.position.max()].set_index("method").output_error
-    for name in worst.index.intersection(at_last.index, sort=False):
-        right.plot(at_last[name], worst[name], **_LOOKS(name), markersize=9, linestyle="none")
-    right.set_xscale("log", base=2)
-    ticks.at(right.xaxis, [2**k for k in range(8, 33, 8)], _bytes)
-    right.set(yscale="log", xlabel=f"bytes for {last:,} positions", ylabel="largest error of a rotated pair",
-              title="What they take and what they give")  # fmt: skip
-    right.margins(0.12)
-    return panels.finish(legend=4)
-
-
 # ---------------------------------------------------------------------------------------------------------- helpers
 
 
@@ -162,10 +153,3 @@ def _line(ax, height: float, text: str, place: float = 0.01) -> None:
 def _finish(panels: Panels, label: str, untimed: pd.DataFrame | None = None) -> Figure:
     panels.axes[0, 0].plot([], [], color="0.3", label="its derived bound", **_BOUND)
     return panels.finish(label, legend=5, untimed=untimed)
-
-
-def _bytes(value: float) -> str:
-    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if value >= factor:
-            return f"{value / factor:g} {unit}"
-    return f"{value:g} B"
