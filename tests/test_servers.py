@@ -237,3 +237,8 @@ def test_the_guides_tokens_are_those_of_the_record(measured):
             for e in (FUSED, OURS)
         ]
         assert f"| {' | '.join([model, *cells])} |\n".replace("  ", " ") in PAGE
+    gap = measured[measured.quantity == "gap"].set_index(["model", "engine"]).value
+    equal = measured[measured.quantity == "equal prompts"].set_index(["model", "engine"]).value
+    assert gap["Qwen3 4B", FUSED] > gap["Qwen3 4B", OURS]
+    deepseek = next(model for model in measured.model if model.startswith("DeepSeek"))
+    assert equal[deepseek, FUSED] < equal[deepseek, OURS]
