@@ -359,3 +359,21 @@ def test_the_right_function_keeps_it(law):
 def test_ropelab_gives_a_token_the_same_bits(layout):
     report = verify(ropelab.apply_rope, "ropelab", laws=["token_bits"], layout=layout)
     assert report["token_bits"].status == "pass" and not report["token_bits"].message
+
+
+def test_bfloat16_computed_in_float16_is_found():
+    """Numbers beyond 65,504 become infinite, which small inputs do not show."""
+
+    def narrow(q, k, cos, sin):
+        wide = (x.half() if x.dtype == torch.bfloat16 else x for x in (q, k))
+        return tuple(y.to(q.dtype) for y in huggingface(*wide, cos, sin))
+
+    assert set(verify(narrow, "huggingface", laws=["rounding", "definition"]).failed) == {"rounding"}
+
+
+def test_cached_keys_turn_back_by_a_negative_delta():
+    def forward_only(key_cache, slots, deltas, **options):
+        return ropelab.rotate_cached_keys(key_cache, slots, deltas.abs(), **options)
+
+    assert "definition" in verify(forward_only, "rotate_cached_keys").failed
+    assert not verify(ropelab.rotate_cached_keys, "rotate_cached_keys").failed

@@ -16,7 +16,7 @@ from typer.testing import CliRunner  # noqa: E402
 from ropelab.angles.model_config import rope_from_config  # noqa: E402
 from ropelab.bench import model_steps, whole_models  # noqa: E402
 from ropelab.conformance.cli import app  # noqa: E402
-from ropelab.conformance.models import apart, verify_model  # noqa: E402
+from ropelab.conformance.models import apart, function_laws, verify_model  # noqa: E402
 from ropelab.conformance.models.apart import hold_model_apart  # noqa: E402
 from ropelab.conformance.models.deliberate import DELIBERATE  # noqa: E402
 from ropelab.conformance.models.factory import NotBuilt, build, made_of  # noqa: E402
@@ -61,6 +61,15 @@ def test_a_right_model(torch_backend):
         16,
     )
     assert json.loads(report.to_json())["verdict"] == "right"
+
+
+def test_a_function_of_one_tensor_is_held_to_the_laws(torch_backend):
+    def rotate(x, cos, sin):
+        first, second = x.chunk(2, -1)
+        return x * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
+
+    report = function_laws.hold_function(rotate, function_laws.understood("rotate", rotate), laws=["definition"])
+    assert [(r.law, r.status) for r in report.results] == [("definition", "pass")]
 
 
 @pytest.mark.parametrize("target, code, said", [("gpt_oss", 1, "packed_is_separate: fail"), ("bert", 2, "not judged")])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ropelab import rope_from_config
+from ropelab.conformance import child
 from ropelab.conformance.cli import app
 from ropelab.conformance.configuration import verify_config
 from ropelab.conformance.configuration.measured import NotMeasured
@@ -343,3 +344,16 @@ def test_the_command(tmp_path, monkeypatch):
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["verdict"] == "wrong" and report["findings"][0]["key"] == "attention_factor"
     assert run.invoke(app, ["verify-config", "config.json", "--against", "nothing:here"]).exit_code == 2
+
+
+def test_a_module_is_a_target_and_no_function_that_returns_one():
+    class Rotary(torch.nn.Module):
+        def forward(self, x, position_ids):
+            raise AssertionError
+
+    class Made(torch.nn.Module):
+        def forward(self):
+            raise AssertionError
+
+    assert child._takes_arguments(Rotary()) and not child._takes_arguments(Made())
+    assert not child._takes_arguments(lambda: 1) and not child._takes_arguments(Rotary)

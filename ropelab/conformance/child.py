@@ -172,9 +172,10 @@ def hold_config(notes: Notes, config: str, against: str, layer_type: str | None)
 
 
 def _takes_arguments(function: Any) -> bool:
-    """Return whether a function has a parameter without a default."""
+    """Return whether a function, or the forward of a module, has a parameter without a default."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        called = function if inspect.isclass(function) else getattr(function, "forward", function)
+        parameters = inspect.signature(called).parameters.values()
     except (TypeError, ValueError):
         return True
     open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -64,7 +64,7 @@ class CacheConvention:
         queries: whether the operator rotates queries, too.
         weighted: whether the norm has weights, and k is normalized; otherwise the norm is for q alone.
         inverse: whether the operator rotates by the inverse.
-        signed: whether positions may be negative or `NO_POSITION`.
+        signed: whether positions may be negative; those of tokens also `NO_POSITION`.
         rotates_last: whether the last features of a head rotate, in place of the first.
         unrounded: whether k stays as wide as the arithmetic until it becomes 8-bit floats.
         dtypes: those that q and k may have.

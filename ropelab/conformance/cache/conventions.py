@@ -93,6 +93,7 @@ class RotateCachedKeys(CacheConvention):
     whole_tokens = True
     turns_cached = True
     queries = False
+    signed = True
 
     def arguments(self, implementation, case, key_cache, value_cache):
         tokens, slots = case.live.to(case.slots.device), case.slots[case.slots >= 0]

@@ -66,7 +66,10 @@ class Operator:
         """Rotate the keys in slots of a cache by further positions."""
         tokens, kept = self.live(slots, key_cache)
         deltas, (block, place) = deltas[tokens].long(), self.address(kept, key_cache, key_cache)
-        cos, sin = (cos[deltas], sin[deltas]) if frequencies is None else self.cosines(deltas, frequencies)
+        if frequencies is None:
+            cos, sin = cos[deltas.abs()], sin[deltas.abs()] * deltas.sign()[:, None]
+        else:
+            cos, sin = self.cosines(deltas, frequencies)
         x = bits(key_cache)[block, place].view(key_cache.dtype)
         x = x.float() if x.dtype in FLOAT8_DTYPES else x
         wide = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)

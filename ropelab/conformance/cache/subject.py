@@ -137,7 +137,7 @@ class CacheSubject(Implementation):
         order = kind.orders[0] if order is None else order
         size, places = arranged(order, blocks, block_size, shapes, kind.latent)
         positions = torch.randint(-ROWS + 1 if kind.signed else 0, ROWS, (tokens,), generator=generator)
-        if kind.signed:
+        if kind.signed and not kind.turns_cached:
             positions[3::7] = NO_POSITION
         if isinstance(kind, BlockScales):
             memory = torch.randint(256, (size,), generator=generator).to(self.device, torch.uint8)

@@ -97,6 +97,7 @@ def _in_one_convention(function: Callable[..., Any], found: Understood) -> Calla
         returned = function(**arguments)
         return [returned] if isinstance(returned, torch.Tensor) else list(returned)
 
+    del rotate.__wrapped__  # its signature is not that of the function
     return rotate
 
 
