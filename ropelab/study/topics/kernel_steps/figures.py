@@ -13,7 +13,7 @@ from ropelab.study.topics.kernel_steps.predicted import Gpu
 
 
 def fractions(frame: pd.DataFrame, names: Sequence[str], footer: str = "") -> Figure:
-    """The speed of steps as a fraction of the copy, with the interval from the 20th to the 80th percentile."""
+    """The time of steps over that of the copy, with the interval from the 20th to the 80th percentile."""
     rows = frame[frame.contender.isin(names)]
     place = marks.places(names)
     panels = grid(1, 1, (5.6, 0.36 * len(names) + 1.2), "Each step beside a copy of the same bytes", footer)
@@ -22,10 +22,12 @@ def fractions(frame: pd.DataFrame, names: Sequence[str], footer: str = "") -> Fi
         # The fastest copy took as long as its median says, so the interval is that of the step alone.
         copy = points.fraction_of_copy * points.median_us
         y = place[points.contender] + 0.14 - 0.28 * number
-        gpus.across(ax, points.fraction_of_copy, y, copy / points.q80_us, copy / points.q20_us, look, markersize=5)
+        gpus.across(ax, points.median_us / copy, y, points.q20_us / copy, points.q80_us / copy, look, markersize=5)
+    ax.set_xscale("log")
+    ticks.plain_log(ax.xaxis)
     marks.one(ax)
     marks.rows(ax, place)
-    return panels.finish("fraction of the speed of a copy", legend=3)
+    return panels.finish("times as long as a copy of the same bytes", legend=3)
 
 
 def roofline(
@@ -71,6 +73,6 @@ def tiles(frame: pd.DataFrame, facts: Mapping[str, Mapping[str, int]], footer: s
         ax.annotate(text, (x, 0.02), xycoords=("data", "axes fraction"), ha="center", size=8)
     ax.set_xscale("log", base=2)
     ticks.at(ax.xaxis, pairs.values(), "{:g}".format)
-    ax.set_ylim(0, 1.08)
+    ax.set_ylim(rows.fraction_of_copy.min() - 0.1, 1.02)
     marks.one(ax, upright=False)
     return panels.finish("pairs a thread (below: its registers, the occupancy)", "fraction of a copy", legend=3)
