@@ -35,11 +35,11 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
     title = "Host time of an eager call"
     if OURS in average and len(average) > 1:
         title = (
-            f"An eager call of ropelab keeps the host busy for {average[OURS]:.0f} µs; "
+            f"An eager call of ropelab keeps the host busy for {average[OURS]:.0f} µs, "
             f"the others take {drawing.value_range(average.drop(OURS), '.0f')} µs"
         )
     if bars := family_findings.host_bars(frame):
-        title += ";\nropelab takes " + ",\n".join(bar.phrase() for bar in bars)
+        title += ". ropelab takes " + ", ".join(bar.phrase() for bar in bars)
     place = marks.places(times.groupby("contender").median_us.median().sort_values().index)
     layouts = drawing.ordered(times.layout, LAYOUT)
     height = 0.8 / len(layouts)
@@ -72,7 +72,7 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
     loss = (1 - chosen / best).max()
     title = (
         f"In every cell the chosen tile is within {100 * loss:.1f} % of the best of "
-        f"{drawing.value_range(fractions.size(), 'd')}; the worst tile loses up to "
+        f"{drawing.value_range(fractions.size(), 'd')}. The worst tile loses up to "
         f"{100 * (1 - worst / best).max():.0f} %"
     )
     place = marks.places(times.cell)

@@ -8,7 +8,6 @@ import textwrap
 import pandas as pd
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from ropelab.bench.conformance import NOT_RUN
 from ropelab.conformance import LAWS
@@ -64,9 +63,9 @@ def blind_spots(found: findings.Catalogue, footer: str = "") -> Figure:
     title = (
         f"{findings.count(len(alone), 'law finds', 'laws each find')} a fault that all other laws miss"
         + (f" ({alone.index[0]} finds {alone.iloc[0]})" if len(alone) else "")
-        + f"; {laws.kills.idxmax()} kills the most faults and misses "
+        + f". {laws.kills.idxmax()} kills the most faults, and misses "
         f"{laws['lets pass'][laws.kills.idxmax()]} of {len(found.matrix)}"
-        + (f"; {len(none)} laws kill none: {', '.join(none)}" if len(none) else "")
+        + (f". {findings.count(len(none), 'law kills', 'laws kill')} none: {', '.join(none)}" if len(none) else "")
     )
     panels = grid(1, 2, (6.4, 0.2 * len(laws) + 1.2), title, footer, sharey=True, width_ratios=(1, 1.25))
     bars, table = panels.axes[0]
@@ -101,8 +100,8 @@ def self_consistency(found: findings.Catalogue, footer: str = "") -> Figure:
     columns = [*findings.SELF_CONSISTENCY, *(law for law in others if others[law].any())]
     broken = int(found.killed[findings.DEFINITION].sum())
     title = (
-        f"Norm, adjoint, relative position and inverse hold together for {len(names)} of the {broken} faults "
-        "that break the definition"
+        f"Four laws hold for {len(names)} of the {broken} faults that break the definition. "
+        "The laws are norm, adjoint, relative position and inverse"
     )
     fig, ax = _map(found.matrix.loc[names, columns], title, footer, left=4.3, names=[_citation(name) for name in names],
                    themes=False)  # fmt: skip
@@ -116,8 +115,8 @@ def smallest_sets(found: findings.Catalogue, footer: str = "") -> Figure:
     without = findings.cover(findings.without_agreement(found.killed))
     total = int(found.killed.any(axis=1).sum())
     title = (
-        f"{len(with_it)} laws kill all {total} faults that any law kills; "
-        f"without a reference, {len(without)} laws kill {without.kills.sum()}"
+        f"{len(with_it)} laws kill all {total} faults that any law kills. "
+        f"Without a reference, {len(without)} laws kill {without.kills.sum()}"
     )
     height = 0.24 * max(len(with_it), len(without)) + 1.0
     panels = grid(1, 2, (6.6, height), title, footer, sharex=True)
@@ -143,8 +142,8 @@ def peers(frame: pd.DataFrame, footer: str = "") -> Figure:
     matrix = matrix.reindex(index=list(dict.fromkeys(names)), columns=[law for law in LAWS if law in set(rows.law)])
     broken = findings.violations(rows)
     right = rows.subject.nunique() - broken.subject.nunique()
-    title = f"{right} of {rows.subject.nunique()} configurations keep every law that applies to them; " + (
-        f"most often broken: {broken.law.value_counts().idxmax()}" if len(broken) else "none is broken"
+    title = f"{right} of {rows.subject.nunique()} configurations keep every law that applies to them. " + (
+        f"Most often broken is {broken.law.value_counts().idxmax()}" if len(broken) else "None is broken"
     )
     fig, ax = _map(matrix, title, footer, left=2.6)
     left_out = frame[frame.status == NOT_RUN].drop_duplicates("subject").groupby("message").subject.agg(" | ".join)
@@ -162,7 +161,7 @@ def _map(matrix: pd.DataFrame, title: str, footer: str, *, left: float, names=No
     rows, columns = matrix.shape
     size = (left + 0.21 * columns + 1.6, 0.165 * rows + 2.0)
     panels = grid(1, 1, size, title, footer)
-    fig, ax = panels.figure, panels.axes[0, 0]
+    ax = panels.axes[0, 0]
     codes = matrix.apply(lambda column: column.map(_CODES))
     colors = ListedColormap(list(_SHADES.values()))
     norm = BoundaryNorm([i - 0.5 for i in range(len(_SHADES) + 1)], colors.N)
@@ -175,9 +174,9 @@ def _map(matrix: pd.DataFrame, title: str, footer: str, *, left: float, names=No
     ax.grid(False)
     if themes:
         _separate(ax, [_theme_of_law(law) for law in matrix.columns], horizontal=False)
-    handles = [Patch(facecolor=color, edgecolor="0.7", label=text) for text, color in _SHADES.items()]
-    fig.legend(handles=handles, loc="outside lower center", borderaxespad=2, frameon=False, ncols=len(_SHADES))
-    return fig, ax
+    for text, color in _SHADES.items():
+        ax.plot([], [], "s", color=color, markeredgecolor="0.7", label=text)
+    return panels.finish(legend=len(_SHADES)), ax
 
 
 def _separate(ax, groups: list[str], *, horizontal: bool) -> None:

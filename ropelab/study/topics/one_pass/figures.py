@@ -37,7 +37,7 @@ def ceilings(frame: pd.DataFrame, measured: pd.DataFrame | None = None, footer: 
     for ax, panel, bits in panels:
         launches = panel.groupby("launches", sort=False)
         for (marker, place), (name, rows) in zip((("o", 0), ("s", 1)), launches, strict=True):
-            look = {"marker": marker, "color": COLORBLIND[place], "label": f"ceiling against {name}"}
+            look = {"marker": marker, "color": COLORBLIND[place], "label": f"by bytes, against {name}"}
             at = [ratios.index(ratio) for ratio in rows.ratio]
             marks.line(ax, at, rows.ceiling, look, markersize=7)
             marks.above(ax, at, rows.ceiling, map("{:.2f}".format, rows.ceiling))
@@ -102,7 +102,7 @@ def cases(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def _title(frame: pd.DataFrame) -> str:
     said = (findings.roof_sentence(frame), findings.faster_sentence(frame))
-    return "\n".join(filter(None, said)).replace("`", "").rstrip(".")
+    return " ".join(filter(None, said)).replace("`", "").rstrip(".")
 
 
 def _contenders(rows: pd.DataFrame) -> list[str]:
