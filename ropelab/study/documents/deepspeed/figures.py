@@ -49,7 +49,8 @@ def gates(dispatch: pd.DataFrame, footer: str = "") -> Figure:
     total = len(in_tree) // in_tree.version.nunique()
     counts = ", ".join(f"{wrong[version]} in {_VERSIONS[version][0]}" for version in shown)
     title = (
-        f"Wrong results among {len(table)} shapes: {counts};\nthe kernel runs for {fused.get('merged', 0)} of {total} "
+        f"Which shapes reach the kernel, and with which result. Wrong results among {len(table)} shapes: {counts}. "
+        f"The kernel runs for {fused.get('merged', 0)} of {total} "
         f"shapes of DeepSpeed's own callers after the merge, with ropelab for {fused.get('ropelab', 0)}"
     )
     panels = grid(1, 1, (11.5, 0.42 * len(table) + 1.2), title, footer)
@@ -125,7 +126,7 @@ def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
     ours, theirs = (own[own.contender == name] for name in (who.OURS, who.TORCHEMBED))
     keys = ["caller", "direction"]
     ratio = (theirs.set_index(keys).median_us / ours.set_index(keys).median_us).dropna()
-    title = "For the shapes of DeepSpeed's own callers "
+    title = "The shapes of DeepSpeed's own callers. "
     if len(ours):
         title += f"ropelab launches {drawing.value_range(ours.launches.astype(int), 'd')} kernels"
     if len(ratio):
@@ -195,7 +196,7 @@ def paths(launches: pd.DataFrame, footer: str = "") -> Figure:
     raw, api = (frame[frame.path == name] for name in ("raw kernel", "DeepSpeed API"))
     slower = api.median_us / raw.median_us.iloc[0]
     title = (
-        f"Through DeepSpeed's function the kernel takes {drawing.value_range(slower, '.1f')} times as long as alone: "
+        f"The kernel alone, and through DeepSpeed's function. There it takes {drawing.value_range(slower, '.1f')} times as long as alone: "
         f"{drawing.value_range(api.launches, 'd')} launches, "
         f"{drawing.value_range(api.extra_bytes / api.tensor_bytes, '.0f')} tensors of extra memory"
     )

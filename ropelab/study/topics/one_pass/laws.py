@@ -75,5 +75,3 @@ def _held_variant(words: str, laws: tuple[str, ...], device: str) -> dict[str, o
         )  # fmt: skip
     applies = [result for result in report.results if result.status != "not applicable"]
     return {"pass": words, "kept": sum(result.status == "pass" for result in applies), "laws": len(applies)}
-
-

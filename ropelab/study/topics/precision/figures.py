@@ -107,33 +107,6 @@ def models(found: pd.DataFrame, footer: str = "") -> Figure:
     )
 
 
-def memory(found: pd.DataFrame, errors: pd.DataFrame, footer: str = "") -> Figure:
-    """The bytes of cos and sin against the length, and the bytes against the error at the largest length."""
-    last = found.positions.max()
-    panels = grid(1, 2, _SIZE, findings.memory_sentence(found), footer)
-    left, right = panels.axes[0]
-    for name, part in found.groupby("method", sort=False):
-        left.plot(part.positions, part.bytes, **_LOOKS(name) | {"label": None}, markersize=5, linewidth=1.3)
-    note = "without a table: the frequencies"
-    left.annotate(note, (1, found.bytes.min()), (4, 6), textcoords="offset points", size=9)
-    left.margins(y=0.08)
-    left.set(xlabel="positions (tokens)", ylabel="bytes of cos and sin, or of the frequencies", title="What they take")
-    left.set_yscale("log", base=2)
-    ticks.at(left.yaxis, [2**k for k in range(8, 33, 4)], _bytes)
-    _positions_axis(left, found.positions)
-
-    at_last = found[found.positions == last].set_index("method").bytes
-    worst = errors[errors.position == errors.position.max()].set_index("method").output_error
-    for name in worst.index.intersection(at_last.index, sort=False):
-        right.plot(at_last[name], worst[name], **_LOOKS(name), markersize=9, linestyle="none")
-    right.set_xscale("log", base=2)
-    ticks.at(right.xaxis, [2**k for k in range(8, 33, 8)], _bytes)
-    right.set(yscale="log", xlabel=f"bytes for {last:,} positions", ylabel="largest error of a rotated pair",
-              title="What they take and what they give")  # fmt: skip
-    right.margins(0.12)
-    return panels.finish(legend=4)
-
-
 # ---------------------------------------------------------------------------------------------------------- helpers
 
 
@@ -162,10 +135,3 @@ def _line(ax, height: float, text: str, place: float = 0.01) -> None:
 def _finish(panels: Panels, label: str, untimed: pd.DataFrame | None = None) -> Figure:
     panels.axes[0, 0].plot([], [], color="0.3", label="its derived bound", **_BOUND)
     return panels.finish(label, legend=5, untimed=untimed)
-
-
-def _bytes(value: float) -> str:
-    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if value >= factor:
-            return f"{value / factor:g} {unit}"
-    return f"{value:g} B"
