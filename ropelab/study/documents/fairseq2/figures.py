@@ -195,7 +195,6 @@ def _compiled_over_eager(frame: pd.DataFrame, value: str) -> pd.DataFrame:
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "fairseq2_forward": (("fairseq2_grid", "fairseq2_inductor"), slowdowns),
-    "fairseq2_with_backward": (
         ("fairseq2_grid", "fairseq2_inductor"),
         lambda grid, inductor, footer="": slowdowns(grid, inductor, footer, "forward and backward"),
     ),

@@ -109,8 +109,8 @@ def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -
     anew = (far.fraction_of_copy - far.each_batch).abs().median() < (far.fraction_of_copy - far.once).abs().median()
     text += (
         f" With several batches in float32 and tables larger than the cache of {cache_bytes / 1e6:.0f} MB the "
-        f"kernel reaches {value_range(far.fraction_of_copy)}. At the copy's bytes per second, tables that every batch "
-        f"reads anew leave {value_range(far.each_batch)}, and tables that all batches share leave "
+        f"kernel reaches {value_range(far.fraction_of_copy)}. If each batch element reads the tables again, the bytes allow "
+        f"{value_range(far.each_batch)} of a copy. If all share one reading, they allow "
         f"{value_range(far.once)}. "
     )
     if anew:

@@ -258,7 +258,7 @@ def skew_counts(kernels: pd.DataFrame) -> str:
 def block_price(fit: pd.DataFrame) -> str:
     """The time that a block without a token takes, from the table of `dead_block_fit`."""
     ns = fit.ns_per_dead_block
-    return f"{ns.median():.2f} ns for each dead block and pass (median; {value_range(ns)})"
+    return f"{ns.median():.2f} ns in each pass ({value_range(ns)})"
 
 
 def blocks_count(kernels: pd.DataFrame) -> str:
@@ -268,8 +268,8 @@ def blocks_count(kernels: pd.DataFrame) -> str:
         return ""
     row = fit.loc[fit.dead_blocks.idxmax()]
     return (
-        f"{_whose(kernels)} The old grid takes {block_price(fit)}. A dead block finds no token. "
-        f"{row.dead_blocks:,} dead blocks take {row.beyond_us / 1000:,.0f} ms."
+        f"{_whose(kernels)} An empty block costs the old grid {block_price(fit)}. "
+        f"{row.dead_blocks:,} empty blocks take {row.beyond_us / 1000:,.0f} ms."
     )
 
 
