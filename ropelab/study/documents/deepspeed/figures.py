@@ -168,7 +168,8 @@ def paths(launches: pd.DataFrame, footer: str = "") -> Figure:
     raw, api = (frame[frame.path == name] for name in ("raw kernel", "DeepSpeed API"))
     slower = api.median_us / raw.median_us.iloc[0]
     title = (
-        f"The kernel alone, and through DeepSpeed's function. There it takes {drawing.value_range(slower, '.1f')} times as long as alone: "
+        f"The kernel alone, and through DeepSpeed's function. There it takes "
+        f"{drawing.value_range(slower, '.1f')} times as long as alone: "
         f"{drawing.value_range(api.launches, 'd')} launches, "
         f"{drawing.value_range(api.extra_bytes / api.tensor_bytes, '.0f')} tensors of extra memory"
     )

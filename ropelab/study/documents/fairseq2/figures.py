@@ -28,10 +28,10 @@ _MODES = {("compiled", "compiled"): 3, ("eager", "eager"): 7, ("kernel", "ropela
 _TIMES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20)
 
 
-def slowdowns(timings: pd.DataFrame, inductor: pd.DataFrame, footer: str = "", direction: str = "forward") -> Figure:
-    """Heat maps over the 27 shapes: the time of each implementation over the time of our kernel."""
+def slowdowns(timings: pd.DataFrame, inductor: pd.DataFrame, footer: str = "") -> Figure:
+    """Heat maps over the 27 shapes: the time of each implementation's forward over the time of our kernel."""
     times = drawing.timed(timings)
-    times = times[times.direction == direction]
+    times = times[times.direction == "forward"]
     cell = ["batch", "seq_len", "encoding_dim"]
     ours = {i: times[times.contender == f"ropelab {i}"].set_index(cell).median_us for i in IMPLS}
     panels = {
@@ -47,10 +47,10 @@ def slowdowns(timings: pd.DataFrame, inductor: pd.DataFrame, footer: str = "", d
     every = pd.concat([p.stack().rename("times") for p in panels.values()])
     by_mode = {m: pd.concat([p.stack() for (_, mode, _), p in panels.items() if mode == m]) for m in MODES}
     title = (
-        f"{direction.capitalize()}: times over those of ropelab's kernel. It is one launch in either layout; the others take "
+        "Forward: times over those of ropelab's kernel. It is one launch in either layout; the others take "
         + ", ".join(f"{drawing.value_range(values, '.1f')} {mode}" for mode, values in by_mode.items() if len(values))
     )
-    if repeat := findings.apart(findings.same_kernels(timings, inductor), direction):
+    if repeat := findings.apart(findings.same_kernels(timings, inductor), "forward"):
         title += f" (two timings of the same kernels differ by up to {repeat:.1%}: RE llama, eager and compiled)"
     limit = 2 if every.empty else max(every.max(), 1 / every.min(), 2)
     sheet = grid(2, 4, (3.5, 3.5), title, footer)
@@ -73,8 +73,8 @@ def of_a_copy(timings: pd.DataFrame, footer: str = "") -> Figure:
     found = findings.of_a_copy(timings)
     here, once, each = (drawing.value_range(found[c], ".2f") for c in ("fraction_of_copy", "once", "each_batch"))
     title = (
-        f"ropelab's kernel runs at {here} of a copy of x. The copy reads no tables. If each batch element reads the tables "
-        f"again, the bytes allow {each}; if all share one reading, {once}"
+        f"ropelab's kernel runs at {here} of a copy of x. The copy reads no tables. If each batch element reads the "
+        f"tables again, the bytes allow {each}; if all share one reading, {once}"
     )
     colors = dict(zip(sorted(found.batch.unique()), COLORBLIND, strict=False))
     panels = facet(found, (5.6, 4.0), title, footer, column="direction", sharey=True)
@@ -195,9 +195,6 @@ def _compiled_over_eager(frame: pd.DataFrame, value: str) -> pd.DataFrame:
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "fairseq2_forward": (("fairseq2_grid", "fairseq2_inductor"), slowdowns),
-        ("fairseq2_grid", "fairseq2_inductor"),
-        lambda grid, inductor, footer="": slowdowns(grid, inductor, footer, "forward and backward"),
-    ),
     "fairseq2_of_a_copy": (("fairseq2_grid",), of_a_copy),
     "fairseq2_ratios": (("fairseq2_grid",), published_ratios),
     "fairseq2_compiling": (("fairseq2_grid",), by_compiling),

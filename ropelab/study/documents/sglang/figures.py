@@ -101,7 +101,8 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
     named = {name: large[large.contender == name].fraction_of_copy for name in
              (published.FIRST_KERNEL, published.LAST_KERNEL)}  # fmt: skip
     theirs = ", ".join(f"{name} at {drawing.value_range(x, '.2f')}" for name, x in named.items())
-    title = f"Every contender beside a copy. From {least:,} tokens on ropelab runs at {drawing.value_range(ours, '.2f')} of a copy, {theirs}"
+    title = f"Every contender beside a copy. From {least:,} tokens on ropelab runs at "
+    title += f"{drawing.value_range(ours, '.2f')} of a copy, {theirs}"
     rows = [max(1, frame.cell.nunique()) for frame in parts.values()]
     size = (12.0, 0.42 * sum(rows) / len(rows) + 0.7)
     heights = [count + 1 for count in rows]
@@ -164,7 +165,8 @@ def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
     shifted = ours[ours.columns.max()] / ours[0]
     title = (
         f"What accesses of 16 bytes are worth. They make {findings.WIDENED} "
-        f"{drawing.value_range(gain, '.2f')} times as fast as accesses of 2 bytes. For tensors that begin 2 bytes off, ropelab takes {drawing.value_range(shifted, '.2f')} times as "
+        f"{drawing.value_range(gain, '.2f')} times as fast as accesses of 2 bytes. "
+        f"For tensors that begin 2 bytes off, ropelab takes {drawing.value_range(shifted, '.2f')} times as "
         "long"
     )
     words = {layout: f"{name} (on the bars: bytes per access)" for layout, name in LAYOUT.items()}

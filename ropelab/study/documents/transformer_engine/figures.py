@@ -39,7 +39,8 @@ def table_b(kernels: pd.DataFrame, footer: str = "") -> Figure:
     last = max(published.index)
     told = [f"{ratio[last]:.0f} {_STEPS[step]}" for step, ratio in ratios.items() if last in ratio]
     title = (
-        f"Equal packings: the old grid and the new grid. At {last:,} sequences the old grid takes so many times as long: {', '.join(told) or 'not measured'} "
+        f"Equal packings: the old grid and the new grid. At {last:,} sequences the old grid takes so many "
+        f"times as long: {', '.join(told) or 'not measured'} "
         f"(published {published[last]:.0f} with sum()); ropelab's own time varies by {_spread(tables[GIVEN])} over the "
         f"packings{_with_sum(kernels)}"
     )

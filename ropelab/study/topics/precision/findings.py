@@ -363,7 +363,8 @@ def sentence(found: pd.DataFrame) -> str:
     ]
     text = f"At {last.position.iloc[0]:,} tokens angles are off by up to {', '.join(parts)}"
     if OURS in last.index:
-        text += f". {OURS.capitalize()} keep the rotation to {last.output_error[OURS]:.1e} ({_bits(last.output_error[OURS])} bits)"
+        error = last.output_error[OURS]
+        text += f". {OURS.capitalize()} keep the rotation to {error:.1e} ({_bits(error)} bits)"
     if TABLE_FREE in last.index:
         text += f", the {TABLE_FREE} to {last.output_error[TABLE_FREE]:.1e}"
     return text
@@ -398,7 +399,7 @@ def law_sentence(found: pd.DataFrame) -> str:
     names = [name for name in ("bf16 positions", USUAL, OURS) if name in worst.index]
     moved = ", ".join(f"{worst.moved[name]:.2g} with {name}" for name in names)
     text = (
-        f"Up to {found.position.max():,} tokens a score at distance {distance:,} moves by up to {moved}. "
+        f"Up to {found.position.max():,} tokens scores at distance {distance:,} move. They move by up to {moved}. "
         "The largest score there can be is 1"
     )
     if "bf16 frequencies" in worst.index:
@@ -413,8 +414,8 @@ def attention_sentence(found: pd.DataFrame) -> str:
     names = [name for name in ("bf16 positions", "bf16 frequencies", USUAL, "bf16 tables", OURS) if name in last.index]
     shares = ", ".join(f"{_share(last[name])} with {name}" for name in names)
     return (
-        f"At {found.position.max():,} tokens a share of a random query's attention goes to other keys. Among 256 random "
-        f"keys it is {shares}"
+        f"At {found.position.max():,} tokens a share of a random query's attention goes to other keys. Among 256 "
+        f"random keys it is {shares}"
     )
 
 
@@ -425,8 +426,8 @@ def models_sentence(found: pd.DataFrame) -> str:
     fewer = int((usual < precision.BF16).sum())
     return (
         f"With {USUAL} {fewer} of {len(bits)} models have fewer right bits than bfloat16. At their longest context the "
-        f"worst has {usual.min():.1f} ({usual.idxmin()}), where bfloat16 has {precision.BF16}. {OURS.capitalize()} keep "
-        f"{bits[OURS].min():.1f}"
+        f"worst has {usual.min():.1f} ({usual.idxmin()}), where bfloat16 has {precision.BF16}. {OURS.capitalize()} "
+        f"keep {bits[OURS].min():.1f}"
     )
 
 
