@@ -56,7 +56,8 @@ def qkv_rope(
             float64; strides other than those of a contiguous tensor cost a copy. Under `torch.autocast`, x, weight and
             bias take the dtype that a linear layer computes in.
         weight: ``[N, K]`` with ``N = (q_heads + 2 k_heads) D``, in the dtype of x; or the three weights of q, k and v,
-            ``[q_heads D, K]`` and twice ``[k_heads D, K]``. Three weights take three products, but no copies.
+            ``[q_heads D, K]`` and twice ``[k_heads D, K]``. Three weights take three products, and a bias then costs a
+            copy.
         bias: ``[N]``; or three, beside three weights; or None.
         q_heads, k_heads: the heads of q, and those of k, which are also those of v.
         cos, sin, frequencies, layout, positions, axes, offsets, rotary_slice: as for `apply_rope`. A token at
@@ -139,6 +140,9 @@ def qkv_rope_and_cache(
     return rope_and_cache(q, k, v, key_cache, value_cache, slot_mapping, seq_format=seq_format, **options)
 
 
+_AUTOCAST = tuple(kind for kind in ("cpu", "cuda", "mps", "xpu", "hpu") if torch.amp.is_autocast_available(kind))
+"""The devices with autocast, found once, because torch.compile of torch 2.11 cannot ask for them."""
+
 _OF_KERNEL = {
     "cos", "sin", "frequencies", "q_weight", "k_weight", "eps", "layout", "positions", "axes", "offsets",
     "rotary_slice",
@@ -164,7 +168,7 @@ def _given(x, weight, bias, q_heads: int, k_heads: int, seq_format: str):
     if biases and len(biases) != len(weights):
         raise ValueError(f"bias: expected as many tensors as of weight, {len(weights)}, got {len(biases)}")
     kind = x.device.type if isinstance(x, torch.Tensor) else "meta"
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    if kind in _AUTOCAST and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         x, *rest = (_narrow(t, dtype) for t in (x, *weights, *biases))
         weights, biases = tuple(rest[: len(weights)]), tuple(rest[len(weights) :])

@@ -1,11 +1,9 @@
 """The random inputs of several test files, and the comparison with the definition."""
 
-import inspect
 import os
 import re
 import subprocess
 import sys
-import textwrap
 from importlib import metadata
 from pathlib import Path
 
@@ -121,14 +119,3 @@ def change(frame, where=None, **changes):
 def replaced_since_the_commit() -> bool:
     """Whether records were measured anew; without git nobody can tell, and the texts have to follow."""
     return bool(records._run("git", "-C", str(records.ROOT), "status", "--porcelain", "--", "data/measurements"))
-
-
-def altered(function, old: str, new: str):
-    """The function with a change of its text, in its own module."""
-    body = getattr(function, "fn", function)
-    source = textwrap.dedent(inspect.getsource(body))
-    source = source[source.index("def ") :]
-    assert source.count(old) == 1, f"{old} occurs {source.count(old)} times in {body.__name__}"
-    module = dict(body.__globals__)
-    exec(compile(source.replace(old, new), body.__name__, "exec"), module)
-    return module[body.__name__]

@@ -14,7 +14,7 @@ from ropelab.kernels import (  # noqa: E402
     stages_triton,
 )
 from ropelab.study.topics.proofs import indices  # noqa: E402
-from tests.support import altered  # noqa: E402
+from ropelab.study.topics.proofs.planted import altered  # noqa: E402
 
 
 @pytest.mark.parametrize("statement", indices.STATEMENTS)

@@ -193,7 +193,7 @@ def test_the_sentences_count_the_calls_and_the_losses():
     both = [slow, fast, small, record(contender="vllm", median_us=9.0)]
     frame = pd.concat(both, ignore_index=True).assign(cell=["a", "b", "c", "a"])
     said = dense.heads_sentences(frame)
-    assert said[0].startswith("Over all 3 drawn calls the median is 0.952 of the limit; 0% of")
+    assert said[0].startswith("Over all 3 drawn calls the median is 0.952 of the limit; 0 are")
     assert said[1].startswith("1 of 1 small calls meet") and said[2].startswith("1 of 2 large calls meet")
     assert said[3] == "Another library is faster in 1 of 1 comparisons."
     (missed,) = dense.heads_below_their_bar(frame).itertuples()

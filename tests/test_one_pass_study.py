@@ -39,11 +39,11 @@ def test_the_identities_hold_and_a_false_one_is_refused():
 
 
 def test_bounds_hold_and_are_reached():
-    norms, stages = rounding.norms((64, 128), rows=32), rounding.stages(20_000)
+    norms, stages = rounding.norms((64, 128), rows=32), rounding.stages(16)
     assert (
         (norms.fraction <= 1).all() and (norms.fraction > 0.1).all() and (norms["own order"] < norms["any order"]).all()
     )
-    assert (stages.fraction <= 1).all() and (stages.fraction > 0.95).all()
+    assert len(stages) == 13 and (stages.fraction <= 1).all() and (stages.fraction > 0.9).all()
 
 
 def test_laws_of_a_smoke_run():

@@ -126,11 +126,12 @@ def test_the_path_is_the_faster_one_of_the_record(gpu):
     assert chosen[large].sum() <= 1.005 * best[large].sum() and chosen[product].sum() < by_pass[product].sum()
 
 
-def test_quack_comes_first_where_it_is_the_fastest_but_for_three_sizes():
-    found = times("nvidia-h100-80gb-hbm3").query("tokens >= 2048")
+@pytest.mark.parametrize(("gpu", "fastest"), [("nvidia-h100-80gb-hbm3", 32), ("nvidia-h200", 31)])
+def test_quack_comes_first_where_it_is_the_fastest_but_for_a_few_sizes(gpu, fastest):
+    found = times(gpu).query("tokens >= 2048")
     others = [projection.OURS, projection.KERNEL, projection.COMPUTED]
     ratio = found[projection.BY_QUACK] / found[others].min(axis=1)
-    assert (len(ratio), (ratio <= 1).sum()) == (36, 33) and ratio.max() < 1.04
+    assert (len(ratio), (ratio <= 1).sum()) == (36, fastest) and ratio.max() < 1.05
     assert all(paths(Work(row.tokens, row.inputs, row.outputs))[0] == "quack" for row in found.itertuples())
 
 

@@ -14,7 +14,7 @@ from ropelab.angles.table_free import fixed_point  # noqa: E402
 from ropelab.bench.exact_waves import ulps  # noqa: E402
 from ropelab.kernels import angles_torch, angles_triton  # noqa: E402
 from ropelab.study.topics.proofs import reduction, series  # noqa: E402
-from tests.support import altered  # noqa: E402
+from ropelab.study.topics.proofs.planted import altered  # noqa: E402
 
 ROWS = fixed_point(inverse_frequencies(16, 10_000.0))
 

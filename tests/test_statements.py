@@ -1,5 +1,8 @@
 """Statements of notebooks say how they are known, and the report counts them."""
 
+import ast
+from pathlib import Path
+
 import nbformat
 import pytest
 
@@ -34,3 +37,17 @@ def test_a_notebook_keeps_the_words():
     output = nbformat.v4.new_output("display_data", {"text/plain": "x"}, metadata={findings.KNOWN_BY: ["tested"]})
     cell = nbformat.v4.new_code_cell("x", outputs=[output])
     assert findings.counted({"a": nbformat.v4.new_notebook(cells=[cell])})["a"]["tested"] == 1
+
+
+PART_ONE = sorted((Path(__file__).parents[1] / "notebooks").glob("[01][0-9]_*.ipynb"))[:11]
+
+
+@pytest.mark.parametrize("path", PART_ONE, ids=lambda path: path.stem)
+def test_every_finding_of_part_one_says_how_it_is_known(path):
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            calls = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]
+            for call in calls:
+                if isinstance(call.func, ast.Name) and call.func.id == "finding":
+                    words = [keyword.value.value for keyword in call.keywords if keyword.arg == "by"]
+                    assert words and words[0] in findings.WAYS, f"{cell.id}: {ast.unparse(call)}"

@@ -211,13 +211,16 @@ def projections(*, smoke: bool = False, device: torch.device | str = "cuda") -> 
 
 
 def blocks(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
-    """Time the product with a norm, a rotation, a paged cache and axes, as far as a block has them.
-
-    Columns: `_compare`.
-    """
-    kinds = ("norm", "cache", "norm and cache", "axes")
+    """Time the product with a norm, a rotation and a paged cache, as far as a block has them. Columns: `_compare`."""
+    kinds = ("norm", "cache", "norm and cache")
     cases = [Projection(t, 4096, *heads, block=kind) for heads in HEADS[:2] for kind in kinds for t in BLOCK_TOKENS]
     return _table(cases[:3:2] if smoke else cases, contenders, device, smoke)
+
+
+def axes(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
+    """Time the product with a rotation by positions along three axes. Columns: `_compare`."""
+    cases = [Projection(t, 4096, *heads, block="axes") for heads in HEADS[:2] for t in BLOCK_TOKENS]
+    return _table(cases[:1] if smoke else cases, contenders, device, smoke)
 
 
 def tiles(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:

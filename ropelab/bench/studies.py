@@ -15,7 +15,7 @@ from ropelab.bench.mrope import mrope
 from ropelab.bench.packed import packed
 from ropelab.bench.paged_cache import one_pass_cells, paged_cache
 from ropelab.bench.peak_memory import memory
-from ropelab.bench.projection import blocks, compiled, projections
+from ropelab.bench.projection import axes, blocks, compiled, projections
 from ropelab.bench.projection import tiles as projection_tiles
 from ropelab.bench.qk_norm import qk_norm
 from ropelab.bench.row_scales import row_scales
@@ -50,6 +50,7 @@ STUDIES: dict[str, Study] = {
     # With 16,384 tokens x, the weight and a result of 10,240 features take 0.8 GiB, and each contender keeps a result.
     "projection": Study(projections, gpu_gib=4, timed_gib=6, wide=True),
     "projection_blocks": Study(blocks, gpu_gib=3, timed_gib=4, wide=True),
+    "projection_axes": Study(axes, gpu_gib=3, timed_gib=4, wide=True),
     "projection_compiled": Study(compiled, gpu_gib=4, timed_gib=4, wide=True),
     "projection_tiles": Study(projection_tiles, gpu_gib=4, timed_gib=4, wide=True),
     # A block of 2^22 pairs takes 20 tensors of float64.

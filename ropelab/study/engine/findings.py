@@ -12,7 +12,7 @@ FINDING, HEADLINE, KNOWN_BY = "ropelab/finding", "ropelab/headline", "ropelab/kn
 PROVED, EXHAUSTED, TESTED, MEASURED = "proved", "checked exhaustively", "tested", "measured"
 WAYS = PROVED, EXHAUSTED, TESTED, MEASURED
 """How a statement is known: by a proof for all cases that it names, which a machine checks; by a trial of every case;
-by a trial of some cases within a derived bound; or by a clock."""
+by a trial of some cases within a derived bound; or by a clock or a counter."""
 
 
 def finding(text: str, *, headline: bool = False, by: str = "") -> None:

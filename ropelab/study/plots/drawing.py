@@ -1,16 +1,18 @@
 """Select the rows that figures and sentences speak of, in the order in which they speak of them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pandas as pd
 
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.host import CALLS
 from ropelab.bench.rows import timed
+from ropelab.study.engine import noise
+from ropelab.study.engine.repeats import between_runs
 from ropelab.study.engine.words import value_range
 from ropelab.study.plots.looks import CONTENDERS
 
-__all__ = ["ORDERS", "contenders", "copies", "label", "ordered", "timed", "value_range"]
+__all__ = ["ORDERS", "contenders", "copies", "each", "label", "noisy", "ordered", "spans", "timed", "value_range"]
 
 label = CONTENDERS.label
 ORDERS = {
@@ -37,3 +39,35 @@ def ordered(values: Iterable, order: Iterable) -> list:
     """The elements of ``order`` that occur in ``values``, once each."""
     present = set(values)
     return [value for value in dict.fromkeys(order) if value in present]
+
+
+def noisy(study: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The timed rows with ``low`` and ``high``: the least and the largest time that noise allows, over the median.
+
+    The record of one GPU gets a column ``gpu`` without a name.
+    """
+    times = timed(frame)
+    times = times.assign(between_runs=between_runs(study, times), **{} if "gpu" in times else {"gpu": ""})
+    found = [noise.time(row) for _, row in times.iterrows()]
+    return times.assign(low=[one.low / one.value for one in found], high=[one.high / one.value for one in found])
+
+
+def spans(points: pd.DataFrame, by: str | list[str], value: str, *, speed: bool = False) -> pd.DataFrame:
+    """The least, the middle and the most of the values that share ``by``, with the noise of `noisy` around each value.
+
+    Args:
+        value: the column of times, or of speeds if ``speed``.
+
+    Returns:
+        Columns least, middle (the median) and most.
+    """
+    low, high = (1 / points.high, 1 / points.low) if speed else (points.low, points.high)
+    points = points.assign(least=points[value] * low, most=points[value] * high)
+    return points.groupby(by, sort=False).agg(least=("least", "min"), middle=(value, "median"), most=("most", "max"))
+
+
+def each(say: Callable[..., str], *frames: pd.DataFrame) -> str:
+    """A sentence on the tables of each GPU, after its name; tables without a column ``gpu`` are of one GPU."""
+    gpus = list(dict.fromkeys(frames[0].gpu)) if "gpu" in frames[0] else []
+    parts = [(f"{gpu}: ", [frame[frame.gpu == gpu] for frame in frames]) for gpu in gpus] or [("", list(frames))]
+    return "; ".join(name + say(*part) for name, part in parts)

@@ -22,8 +22,9 @@ _LETTERS = 96
 
 
 def short(gpu: str) -> str:
-    """``"NVIDIA H100 80GB HBM3"`` -> ``"H100"``."""
-    return gpu.removeprefix("NVIDIA ").split()[0]
+    """``"NVIDIA H100 80GB HBM3"`` -> ``"H100"``; another name stays as it is."""
+    name = gpu.removeprefix("NVIDIA ")
+    return gpu if name == gpu else name.split()[0]
 
 
 def together(study: str, where: records.Where) -> tuple[pd.DataFrame, str]:

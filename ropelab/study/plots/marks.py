@@ -37,6 +37,12 @@ def line(ax: Axes, x, y, look: Mapping, **style) -> None:
     ax.plot(x, y, **({"linewidth": 1.4} | _WHITE | dict(look) | style))
 
 
+def spans(ax: Axes, at, found: pd.DataFrame, look: Mapping, *, upright: bool = True, **style) -> None:
+    """Draw each of `drawing.spans` as a bar from the least to the most, with a dot at the middle."""
+    (ax.vlines if upright else ax.hlines)(at, found.least, found.most, color=look["color"], linewidth=1.2)
+    dots(ax, *((at, found.middle) if upright else (found.middle, at)), look, **style)
+
+
 def one(ax: Axes, *, at: float = 1, upright: bool = True, **style) -> None:
     """Draw a dashed line at a ratio, by default at 1, the speed of a copy; ``upright`` if the ratios run along x."""
     (ax.axvline if upright else ax.axhline)(at, **({"color": "grey", "linestyle": "--", "linewidth": 1} | style))

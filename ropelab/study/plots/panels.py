@@ -26,7 +26,7 @@ _STYLE = {
 }
 BETWEEN_RECORDS = " / "
 """The footers of several records stand in one text with these letters between them, and in a line each at the foot."""
-_SMALL_LINE = 0.95 * 10 / 72
+_SMALL_LINE = 10 / 72
 """The height of a line of 8 points, in inches."""
 _LEGEND_LINE = 0.23
 """The height of a line of the legend, in inches."""

@@ -14,49 +14,46 @@ from ropelab.bench import records
 from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED, with_calls
 from ropelab.study.engine.claims import documents
 from ropelab.study.engine.record_links import show_records
-from ropelab.study.plots import drawing, gpus, marks
+from ropelab.study.plots import drawing, gpus, marks, ticks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import BETWEEN_RECORDS, CELLS, LAYOUT, facet
 from ropelab.study.topics.conformance import figures as conformance_figures
 from ropelab.study.topics.models import figures as models_figures
 from ropelab.study.topics.one_pass import figures as one_pass_figures
 from ropelab.study.topics.performance import figures as family_figures
-from ropelab.study.topics.performance import findings as family_findings
 from ropelab.study.topics.performance import roofs
 from ropelab.study.topics.performance.comparison import OURS, named_cells
 from ropelab.study.topics.precision import figures as precision_figures
 
 
 def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The host time of an eager call with a few tokens, with and without autograd."""
-    times = drawing.timed(with_calls(frame))
+    """The host time of an eager call with a few tokens, over both layouts, with and without autograd."""
+    # The record of a GPU may be older than one of the columns.
+    parts = [
+        part.dropna(axis=1, how="all")
+        for _, part in frame.groupby("gpu" if "gpu" in frame else lambda _: 0, sort=False)
+    ]
+    times = drawing.noisy("host", pd.concat(map(with_calls, parts), ignore_index=True))
     plain = times[(times.call == NO_GRAD) & (~times.contender.str.contains("in place"))]
     average = plain.groupby("contender").median_us.median()
     title = "Host time of an eager call"
     if OURS in average and len(average) > 1:
         title = (
-            f"An eager call of ropelab keeps the host busy for {average[OURS]:.0f} µs, "
+            f"Host time of an eager call. ropelab takes {average[OURS]:.0f} µs, "
             f"the others take {drawing.value_range(average.drop(OURS), '.0f')} µs"
         )
-    if bars := family_findings.host_bars(frame):
-        title += ". ropelab takes " + ", ".join(bar.phrase() for bar in bars)
     place = marks.places(times.groupby("contender").median_us.median().sort_values().index)
-    layouts = drawing.ordered(times.layout, LAYOUT)
-    height = 0.8 / len(layouts)
     words = {NO_GRAD: "without autograd", PLAIN: "in grad mode, no gradient needed", RECORDED: "with autograd"}
-    size = (5.4, 0.42 * len(place) + 1.5)
+    size = (4.6, 0.36 * len(place) + 1.0)
     panels = facet(times, size, title, footer, column="call", wrap=2, words=words, sharex=True, sharey=True)
     for ax, panel, _ in panels:
-        for i, layout in enumerate(layouts):
-            rows = panel[panel.layout == layout].set_index("contender")
-            y = place[rows.index] + (0.5 * (len(layouts) - 1) - i) * height
-            marks.bars(ax, y, rows.median_us, height * 0.92, place=i, label=LAYOUT[layout],
-                       xerr=[rows.median_us - rows.q20_us, rows.q80_us - rows.median_us],
-                       error_kw={"linewidth": 1, "ecolor": "0.25"})  # fmt: skip
-            marks.beside(ax, rows.q80_us, y, map("{:.0f}".format, rows.median_us))
-        ax.set_yticks(place, place.index.map(CONTENDERS.label))
-        ax.margins(x=0.12)
-    return panels.finish("host time of one call (µs)", legend=6)
+        for i, (_, rows, look) in enumerate(gpus.parts(panel)):
+            found = drawing.spans(rows, "contender", "median_us")
+            marks.spans(ax, place[found.index] + 0.15 - 0.3 * i, found, look, upright=False, markersize=6)
+        marks.rows(ax, place, place.index.map(CONTENDERS.label), left=0.7 * times.median_us.min())
+        ax.set_xscale("log")
+        ticks.plain_log(ax.xaxis)
+    return panels.finish("host time of one call (µs)", legend=4)
 
 
 def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
@@ -126,6 +123,8 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
 
 Documents add their own figures.
 """
+OF_EVERY_GPU = {*roofs.FIGURES, *family_figures.FIGURES, *one_pass_figures.FIGURES, "host_time"}
+"""The figures whose functions take the tables of all GPUs in one, with a column ``gpu``."""
 
 
 def all_figures() -> dict[str, tuple[tuple[str, ...], Callable[..., Figure]]]:
@@ -155,8 +154,11 @@ def draw(name: str, where: records.Where = records.MEASUREMENTS) -> Figure:
         raise ValueError(f"name: expected one of {tuple(known)}, got {name!r}")
     studies, function = known[name]
     found = records.load_together(studies, where)
-    if name in roofs.FIGURES:
-        return function(*gpus.together(studies[0], records.selection(where).directory))
+    if name in OF_EVERY_GPU:
+        tables, footers = zip(
+            *(gpus.together(study, records.selection(where).directory) for study in studies), strict=True
+        )
+        return function(*tables, BETWEEN_RECORDS.join(dict.fromkeys(footers)))
     footer = BETWEEN_RECORDS.join(dict.fromkeys(record.footer for record in found))
     return function(*(record.frame for record in found), footer)
 

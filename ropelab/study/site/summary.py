@@ -47,9 +47,9 @@ def texts() -> list[Path]:
 def tables() -> dict[str, str]:
     """Name -> the markdown that a text has between ``<!-- name -->`` and ``<!-- end -->``."""
     only = records.selection(records.MEASUREMENTS, GPU)
-    ledgers = by_gpu()
+    ledgers, heads = by_gpu(), record("model_heads")
     return {
-        "figure": _picture(record()), "speed": _speed(record(), record("model_heads")), "family": family(only),
+        "figure": _picture(record(), heads), "speed": _speed(record(), heads), "family": family(only),
         "table_free": _table_free(only), "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only),
         "claims": claims(ledgers), "documents": outcomes(ledgers), "unclaimed": _unclaimed(),
         "references": bibliography.markdown(),
@@ -92,13 +92,14 @@ def update(files: Iterable[Path] | None = None) -> None:
         file.write_text(text)
 
 
-def _picture(record: records.Record) -> str:
-    """The figure in HTML, which GitHub shows in the theme of the page."""
+def _picture(record: records.Record, heads: records.Record) -> str:
+    """The figure of chosen sizes in HTML, in the theme of the page on GitHub, and the median of drawn calls."""
     words = speed_figure.words(_fractions(record), record.provenance["gpu"]["name"])
     dark, light = (f"data/figures/speed-{theme}.svg" for theme in ("dark", "light"))
     return (
         f'<picture>\n<source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
-        f'<img src="{light}" width="640" alt="{words}">\n</picture>\n'
+        f'<img src="{light}" width="640" alt="{words}">\n</picture>\n\n'
+        f"{textwrap.fill(f'The figure has chosen sizes. {dense.drawn_sentence(heads.frame)}', 118)}\n"
     )
 
 
@@ -116,8 +117,7 @@ def _speed(record: records.Record, heads: records.Record) -> str:
         for cell, rows in times.groupby("cell", sort=False)
     ]
     speeds = _table(["batch x tokens, q/k heads, head_dim", *COLUMNS], rows)
-    drawn = dense.heads_sentences(heads.frame)[0]
-    missed = textwrap.fill(f"{dense.shortfall_sentence(record.frame)} {drawn}", 118)
+    missed = textwrap.fill(f"{dense.shortfall_sentence(record.frame)} {dense.drawn_sentence(heads.frame)}", 118)
     return f"{_measured([record])}{speeds}\n{missed}\n"
 
 

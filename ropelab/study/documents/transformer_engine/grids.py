@@ -46,10 +46,6 @@ class Grids:
         """The role of each contender: `OLD` and `NEW` -> its name."""
         return {OLD: self.old, NEW: self.new}
 
-    def by_strategy(self, strategy: str) -> str:
-        """The contender of ``"legacy"`` or ``"linear"``."""
-        return self.new if strategy == LINEAR else self.old
-
 
 CODE = Grids("#3057 (6c46696), old grid", "#3057 (6c46696), new grid", Basis.CODE, "first version, 6c46696")
 """The file of the first version of the pull request, compiled; its environment variable forces each grid."""

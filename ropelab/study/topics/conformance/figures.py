@@ -14,7 +14,6 @@ from ropelab.conformance import LAWS
 from ropelab.conformance.faults import FAULTS
 from ropelab.conformance.laws import THEMES as LAW_THEMES
 from ropelab.study.plots import marks
-from ropelab.study.plots.heatmap import heatmap
 from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.plots.panels import grid
 from ropelab.study.topics.conformance import findings
@@ -54,45 +53,6 @@ def kill_matrix(found: findings.Catalogue, footer: str = "") -> Figure:
     return fig
 
 
-def blind_spots(found: findings.Catalogue, footer: str = "") -> Figure:
-    """Left: the faults that each law kills, alone or with others. Right: the number of kills in each theme."""
-    laws = findings.by_law(found)
-    killed, asked = findings.by_theme(found)
-    alone = laws.alone[laws.alone > 0].sort_values(ascending=False)
-    none = laws.index[laws.kills == 0]
-    title = (
-        f"{findings.count(len(alone), 'law finds', 'laws each find')} a fault that all other laws miss"
-        + (f" ({alone.index[0]} finds {alone.iloc[0]})" if len(alone) else "")
-        + f". {laws.kills.idxmax()} kills the most faults, and misses "
-        f"{laws['lets pass'][laws.kills.idxmax()]} of {len(found.matrix)}"
-        + (f". {findings.count(len(none), 'law kills', 'laws kill')} none: {', '.join(none)}" if len(none) else "")
-    )
-    panels = grid(1, 2, (6.4, 0.2 * len(laws) + 1.2), title, footer, sharey=True, width_ratios=(1, 1.25))
-    bars, table = panels.axes[0]
-    start = pd.Series(0, laws.index)
-    for text, widths, color in (
-        ("kills alone", laws.alone, _BROKEN),
-        ("kills, as do other laws", laws.kills - laws.alone, COLORBLIND[1]),
-        ("misses: applies and holds", laws["lets pass"], _HOLDS),
-    ):
-        marks.bars(bars, range(len(laws)), widths, 0.8, left=start.copy(), color=color, label=text)
-        start += widths
-    bars.set_yticks(range(len(laws)), laws.index, size=8)
-    bars.set(xlabel="faults", ylim=(len(laws) - 0.5, -0.5))
-    share = (killed / asked.where(asked > 0)).reindex(laws.index)
-
-    def write(row: int, column: int) -> tuple[str, str]:
-        of, hits = asked.loc[laws.index[row], share.columns[column]], killed.loc[laws.index[row], share.columns[column]]
-        text = f"{hits} of {of}" if hits else "0" if of else "–"
-        return text, _BROKEN if of and not hits else "0.1" if of else "0.6"
-
-    themes = [theme.replace(" and ", "\nand ") for theme in share]
-    heatmap(table, share, write, rows=None, columns=themes, size=7, labels=8, cmap="Blues", vmin=0, vmax=1.3)
-    table.set_title("kills among the faults that the law applies to; red: misses the class", pad=30)
-    table.tick_params(labelleft=False)
-    return panels.finish(legend=3)
-
-
 def self_consistency(found: findings.Catalogue, footer: str = "") -> Figure:
     """The faults that none of norm, adjoint, relative position and inverse kills, and the laws that kill them."""
     names = findings.unseen(found)
@@ -107,30 +67,6 @@ def self_consistency(found: findings.Catalogue, footer: str = "") -> Figure:
                    themes=False)  # fmt: skip
     ax.axvline(len(findings.SELF_CONSISTENCY) - 0.5, color="black", linewidth=1.5)
     return fig
-
-
-def smallest_sets(found: findings.Catalogue, footer: str = "") -> Figure:
-    """Two greedy covers: by all laws, and by the laws that need no reference."""
-    with_it = findings.cover(found.killed)
-    without = findings.cover(findings.without_agreement(found.killed))
-    total = int(found.killed.any(axis=1).sum())
-    title = (
-        f"{len(with_it)} laws kill all {total} faults that any law kills. "
-        f"Without a reference, {len(without)} laws kill {without.kills.sum()}"
-    )
-    height = 0.24 * max(len(with_it), len(without)) + 1.0
-    panels = grid(1, 2, (6.6, height), title, footer, sharex=True)
-    covers = {"all laws": with_it, "laws that need no reference": without}
-    for ax, (name, cover) in zip(panels.axes[0], covers.items(), strict=True):
-        place, so_far = range(len(cover)), cover.kills.cumsum()
-        ax.barh(place, so_far - cover.kills, 0.75, color=_HOLDS)
-        few = cover.faults.map(", ".join).where(cover.kills <= 1, "")
-        texts = [f"+{kills} {names}".rstrip() for kills, names in zip(cover.kills, few, strict=True)]
-        marks.bars(ax, place, cover.kills, 0.75, left=so_far - cover.kills)
-        marks.beside(ax, so_far, place, texts, size=7)
-        ax.set_yticks(place, [f"{number}. {law}" for number, law in enumerate(cover.law, 1)], size=8)
-        ax.set(ylim=(len(cover) - 0.4, -0.6), xlim=(0, 1.75 * total), title=name)
-    return panels.finish("faults killed so far")
 
 
 def peers(frame: pd.DataFrame, footer: str = "") -> Figure:

@@ -201,15 +201,6 @@ def by_law(found: Catalogue) -> pd.DataFrame:
     return pd.DataFrame(counts)
 
 
-def by_theme(found: Catalogue) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Two tables of laws and themes: the faults that the law kills, and the faults to which the law applies."""
-    themes = pd.Series({name: theme_of(name) for name in found.matrix.index}, name="theme")
-    killed = found.killed
-    asked = killed | (found.matrix == "pass")
-    order = [theme for theme in THEMES if theme in set(themes)]
-    return tuple(table.groupby(themes).sum().T[order] for table in (killed, asked))
-
-
 def unseen(found: Catalogue, laws: Iterable[str] = SELF_CONSISTENCY) -> list[str]:
     """The faults that none of these laws kills, although agreement with the definition is broken."""
     killed = found.killed

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from ropelab.bench.copies import PREFIX
 from ropelab.study.plots import drawing, marks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
-from ropelab.study.plots.panels import LAYOUT, facet, grid
+from ropelab.study.plots.panels import LAYOUT, facet
 from ropelab.study.topics.one_pass import findings
 from ropelab.study.topics.one_pass.findings import FLASHINFER, ONE, RECORD, SEPARATE, VLLM
 
@@ -56,16 +56,19 @@ def roof(frame: pd.DataFrame, footer: str = "") -> Figure:
 
     The title of a panel has the heads of q and the heads that the operation reads beside q.
     """
-    rows = drawing.timed(frame)
+    rows = drawing.noisy(RECORD, frame)
     several = rows.groupby(findings.cell(frame)).tokens.transform("nunique") >= LINE
     rows = _named(rows[several] if several.any() else rows)
-    panels = facet(rows, (5.4, 3.4), _title(frame), footer, column="cell", wrap=2, words={}, sharey=True)
+    title = f"One launch beside the best copy. {drawing.each(_title, frame)}"
+    panels = facet(rows, (4.6, 3.2), title, footer, column="cell", row="gpu", words={}, sharey=True)
     for ax, panel, _ in panels:
         tokens = sorted(panel.tokens.unique())
         for name in _contenders(panel):
             points = panel[panel.contender == name].sort_values("tokens")
             at = [tokens.index(count) for count in points.tokens]
             marks.line(ax, at, points.fraction_of_copy, LOOKS(name), markersize=7)
+            ax.vlines(at, points.fraction_of_copy / points.high, points.fraction_of_copy / points.low,
+                      color=LOOKS.color(name), linewidth=1.2)  # fmt: skip
             if name == findings.PLACES:  # its numbers would cover the numbers of the launch, which is nearly as fast
                 continue
             numbered = points if name == ONE else points.tail(1)  # the numbers of few tokens would overlap
@@ -80,24 +83,25 @@ def roof(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def cases(frame: pd.DataFrame, footer: str = "") -> Figure:
     """Every operation, format and number of heads of the record, for one number of tokens."""
-    rows = _named(findings.many_tokens(frame))
+    rows = _named(findings.many_tokens(drawing.noisy(RECORD, frame)))
     place = marks.places(rows.cell)
-    ours = rows[rows.contender == ONE].fraction_of_copy
-    said = f"one launch runs at {drawing.value_range(ours)} of the best copy" if len(ours) else findings.NOT_MEASURED
-    title = f"{rows.tokens.iloc[0]:,} tokens: {said}".replace("`", "").rstrip(".")
-    panels = grid(1, 1, (9.0, 0.5 * len(place) + 1.0), title, footer)
-    ax = panels.axes[0, 0]
-    for name in _contenders(rows):
-        points = rows[rows.contender == name]
-        marks.dots(ax, points.fraction_of_copy, place[points.cell], LOOKS(name), markersize=8)
-    ax.axvline(findings.LEAST_OF_COPY, **_BAR)
-    marks.one(ax)
-    marks.rows(ax, place)
-    right = max(1.05, rows.fraction_of_copy.max() + 0.02)
-    ax.set_xlim(right=right)
-    one = rows[rows.contender == ONE]
-    marks.beside(ax, [right] * len(one), place[one.cell], map("{:.2f}".format, one.fraction_of_copy))
-    return panels.finish("fraction of the best copy (right: ropelab, one launch)", legend=4, untimed=frame)
+
+    reached = rows[rows.contender == ONE].groupby("gpu", sort=False).fraction_of_copy
+    ranges = ", ".join(f"{gpu} {drawing.value_range(part)}".strip() for gpu, part in reached)
+    said = f"one launch runs at {ranges} of the best copy" if ranges else findings.NOT_MEASURED
+    title = f"{rows.tokens.iloc[0]:,} tokens in one launch. {said[0].upper()}{said[1:]}".replace("`", "").rstrip(".")
+    panels = facet(rows, (4.4, 0.5 * len(place) + 1.0), title, footer, column="gpu", sharey=True)
+    for ax, panel, _ in panels:
+        for name in _contenders(panel):
+            found = drawing.spans(panel[panel.contender == name], "cell", "fraction_of_copy", speed=True)
+            marks.spans(ax, place[found.index], found, LOOKS(name), upright=False, markersize=8)
+        ax.axvline(findings.LEAST_OF_COPY, **_BAR)
+        marks.one(ax)
+        marks.rows(ax, place)
+        one = panel[panel.contender == ONE]
+        marks.beside(ax, [1.0] * len(one), place[one.cell], map("{:.2f}".format, one.fraction_of_copy),
+                     xycoords=marks.ACROSS)  # fmt: skip
+    return panels.finish("fraction of the best copy", legend=4, untimed=frame)
 
 
 def _title(frame: pd.DataFrame) -> str:

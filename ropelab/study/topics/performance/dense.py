@@ -33,8 +33,12 @@ def shortfall_sentence(frame: pd.DataFrame) -> str:
     return f"{len(missed)} of {len(_ours(frame))} cases miss the bar set for their size: {'; '.join(each)}."
 
 
-def copy_sentence(frame: pd.DataFrame, gpu: str) -> str:
-    """The fractions of the best copy that ropelab reaches on ``gpu``, and how many cells meet their bar."""
+def copy_sentence(frame: pd.DataFrame, gpu: str, drawn: pd.DataFrame | None = None) -> str:
+    """The fractions of the best copy that ropelab reaches on ``gpu``, and how many cells meet their bar.
+
+    Args:
+        drawn: the record ``model_heads``; the sentence then ends with the median of its calls.
+    """
     ours = _ours(frame)
     low, middle, high = ours.fraction_of_copy.quantile([0, 0.5, 1])
     below = below_their_bar(frame)
@@ -43,6 +47,7 @@ def copy_sentence(frame: pd.DataFrame, gpu: str) -> str:
         f"On {gpu} the kernel runs at {low:.2f} to {high:.2f} of the best copy (median {middle:.2f}) in {len(ours)} "
         f"cells of shape, layout and direction. {met} of these cells meet the bar set for their size, and "
         f"{below.within_noise.sum()} of the other {len(below)} lie closer to it than two runs to each other."
+        + ("" if drawn is None else f" {drawn_sentence(drawn)}")
     )
 
 
@@ -60,13 +65,20 @@ def peers_sentence(frame: pd.DataFrame) -> str:
     )
 
 
+def drawn_sentence(frame: pd.DataFrame) -> str:
+    """The median of all drawn calls, and how many are far from the limit or below their bar."""
+    every = model_heads.judged(frame)
+    reached = every.fraction_of_limit
+    slow = (reached < 0.9).sum()
+    return (
+        f"Over all {len(every)} drawn calls the median is {reached.median():.3f} of the limit; {slow} are below 0.9, "
+        f"and {(~every.meets).sum()} below their bar."
+    )
+
+
 def heads_sentences(frame: pd.DataFrame) -> list[str]:
-    """The median of all drawn calls, the numbers of calls that meet their bar, and those that another library beats."""
-    every = model_heads.judged(frame).fraction_of_limit
-    said = [
-        f"Over all {len(every)} drawn calls the median is {every.median():.3f} of the limit; "
-        f"{(every < 0.9).mean():.0%} of the calls are below 0.9.",
-    ]
+    """`drawn_sentence`, the numbers of calls that meet their bar, and those that another library beats."""
+    said = [drawn_sentence(frame)]
     said += [
         f"{part.meets.sum()} of {len(part)} {'large' if large else 'small'} calls meet their bar. In four of "
         f"five calls, the fraction of the limit is {part.fraction_of_limit.quantile(0.1):.2f} to "

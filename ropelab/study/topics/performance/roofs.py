@@ -1,4 +1,7 @@
-"""Draw the record ``dense`` of every GPU: bytes a second under the roof of a copy, and the speed-up over each peer."""
+"""Draw the records ``dense`` and ``model_heads`` of every GPU.
+
+The figures show bytes a second under the roof of a copy, the speed-up over each peer, and drawn calls by their tokens.
+"""
 
 import re
 
@@ -6,12 +9,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ropelab.study.engine import noise
-from ropelab.study.engine.repeats import between_runs
 from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.heatmap import heatmap
-from ropelab.study.plots.looks import CONTENDERS
+from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import facet, grid
+from ropelab.study.topics.performance import model_heads
 from ropelab.study.topics.performance.comparison import OURS, against_peers, timed
 
 _SHOWN = (OURS, "liger", "flash_attn", "hf_compiled", "hf_eager")
@@ -25,29 +27,21 @@ def roofline(frame: pd.DataFrame, footer: str = "") -> Figure:
 
     A bar covers both layouts and directions of all cells with as many bytes. The roof is the best copy of each cell.
     """
-    times = drawing.timed(frame).assign(between_runs=lambda rows: between_runs("dense", rows))
-    intervals = [noise.time(row) for _, row in times.iterrows()]
-    rate = times.bytes / 1e3
-    times = times.assign(
-        least=rate / [one.high for one in intervals], most=rate / [one.low for one in intervals],
-        gb_s=rate / times.median_us,
-    )  # fmt: skip
+    times = drawing.noisy("dense", frame)
+    times = times.assign(gb_s=times.bytes / 1e3 / times.median_us)
     large = timed(times).query("contender == @OURS and bytes >= @_LARGE")
     title = (
         f"From 16 MB on, ropelab moves {large.gb_s.min() / 1e3:.1f} to {large.gb_s.max() / 1e3:.1f} TB/s, "
         f"{large.fraction_of_copy.min():.2f} to {large.fraction_of_copy.max():.2f} of a copy"
     )
-    panels = facet(times, (5.6, 4.2), title, footer, column="gpu", sharey=True)
+    panels = facet(times, (4.6, 4.0), title, footer, column="gpu", sharey=True)
     for ax, panel, _ in panels:
         copies = drawing.copies(panel).groupby("bytes").gb_s.max()
         ax.plot(copies.index, copies, **marks.COPY)
         for step, name in enumerate(_SHOWN):
-            own = panel[panel.contender == name].groupby("bytes")
-            rows = own.agg({"least": "min", "gb_s": "median", "most": "max"})
-            look = CONTENDERS(name)
-            x = rows.index * 1.06 ** (step - len(_SHOWN) // 2)  # beside each other, so that no bar hides another
-            ax.vlines(x, rows.least, rows.most, color=look["color"], linewidth=1.2)
-            marks.dots(ax, x, rows.gb_s, look)
+            found = drawing.spans(panel[panel.contender == name], "bytes", "gb_s", speed=True)
+            # Beside each other, so that no bar hides another.
+            marks.spans(ax, found.index * 1.06 ** (step - len(_SHOWN) // 2), found, CONTENDERS(name))
         ax.set(xscale="log", yscale="log")
         ticks.plain_log(ax.yaxis)
     shown = frame[frame.contender.isin(_SHOWN)]
@@ -77,5 +71,39 @@ def speedups(frame: pd.DataFrame, footer: str = "") -> Figure:
     return panels.finish()
 
 
-FIGURES = {"roofline": (("dense",), roofline), "speedups": (("dense",), speedups)}
+def drawn_calls(frame: pd.DataFrame, footer: str = "") -> Figure:
+    """The drawn calls of `model_heads` against their tokens: ropelab's fraction of the limit, on each GPU."""
+
+    def below(frame: pd.DataFrame) -> str:
+        found = model_heads.judged(frame)
+        slow = (found.fraction_of_limit < 0.9).sum()
+        return f"{slow} of {len(found)} are below 0.9, {(~found.meets).sum()} below their bar"
+
+    times = model_heads.judged(drawing.noisy("model_heads", frame))
+    times = times.assign(tokens=times.batch * times.seq_len)
+    times = times.assign(octave=2 ** (np.floor(np.log2(times.tokens)) + 0.5))
+    medians = times.groupby("gpu", sort=False).fraction_of_limit.median()
+    title = "All drawn calls, as a fraction of the limit. The median: " + ", ".join(
+        f"{gpu} {n:.3f}".strip() for gpu, n in medians.items()
+    )
+    title += f". {drawing.each(below, frame)}"
+    panels = facet(times, (4.4, 4.0), title, footer, column="gpu", sharey=True)
+    for ax, panel, _ in panels:
+        for kind, rows in panel.groupby("large"):
+            look = {"color": COLORBLIND[0 if kind else 1], "label": f"{'from' if kind else 'below'} 16 MB"}
+            speed = rows.fraction_of_limit
+            ax.vlines(rows.tokens, speed / rows.high, speed / rows.low, color=look["color"], linewidth=0.6)
+            ax.plot(rows.tokens, speed, "o" if kind else "s", markersize=3, **look)
+        found = panel.groupby("octave").fraction_of_limit.median()
+        ax.plot(found.index, found, "k_", markersize=22, markeredgewidth=2.5, label="median of an octave")
+        marks.one(ax, upright=False, label="limit: the copy of the same bytes")
+        ax.set(xscale="log", ylim=(0, None))
+    return panels.finish("tokens of the call", "fraction of the limit", legend=2)
+
+
+FIGURES = {
+    "roofline": (("dense",), roofline),
+    "speedups": (("dense",), speedups),
+    "drawn_calls": (("model_heads",), drawn_calls),
+}
 """Figures of every GPU that has the record: their functions take its tables in one, with a column ``gpu``."""

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import torch
 
+import ropelab
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.angles.model_config import rope_from_config
 from ropelab.bench.exact_waves import exact_waves
 from ropelab.bench.rows import is_right
+from ropelab.conformance.bounds import rotate_exactly
+from ropelab.layout.pairing import pairs
 from ropelab.study.topics.precision import methods as precision
 from ropelab.study.topics.precision.methods import METHODS, REFERENCE, Method, chord
 from ropelab.study.topics.precision.models import MODELS, Model
@@ -108,6 +111,60 @@ def compare(
         "fraction": max(_fraction(angles, angle_bound), _fraction(output, bound)),
         "ulps": precision.worst_ulps(waves, truth),
     }
+
+
+def ulps(frequencies: torch.Tensor, top: int, samples: int = SAMPLES, head_dim: int = 64) -> pd.DataFrame:
+    """Every error in units in the last place of the exact value: of computed waves, and of rotated features.
+
+    Args:
+        frequencies: float64 ``[F]``.
+        top: the end of the octave of positions.
+        samples: positions, and tokens of one head of normally distributed features that `ropelab.apply_rope` rotates.
+
+    Returns:
+        Columns of (a panel), what and ulps.
+    """
+    positions = octave(top, samples)
+    truth = exact_waves(positions, frequencies)
+
+    def waves(name: str) -> precision.Waves:
+        return METHODS[name].waves(positions, frequencies)
+
+    found = {
+        ("cosine and sine, float32", name): torch.cat(
+            [_in_ulps(x, right, torch.float32) for x, right in zip(waves(name), truth, strict=True)]
+        )
+        for name in (OURS, TABLE_FREE, USUAL)
+    }
+    cos, sin = ropelab.rotary_table(samples, head_dim)
+    where = exact_waves(torch.arange(samples), inverse_frequencies(head_dim, 1e4))
+    x = torch.randn(1, samples, 1, head_dim, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        given = x.to(dtype)
+        y = pairs(ropelab.apply_rope(given, cos=cos, sin=sin)[0, :, 0], "split_half")
+        right = rotate_exactly(*(half.double() for half in pairs(given[0, :, 0], "split_half")), *where)
+        errors = [_in_ulps(got, exact, dtype) for got, exact in zip(y, right, strict=True)]
+        found["features that apply_rope rotated", str(dtype).removeprefix("torch.")] = torch.cat(errors)
+    return pd.concat(
+        [pd.DataFrame({"of": of, "what": what, "ulps": x.flatten().numpy()}) for (of, what), x in found.items()],
+        ignore_index=True,
+    )
+
+
+def _in_ulps(got: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Errors in units in the last place that the exact float64 values have in a dtype."""
+    info = torch.finfo(dtype)
+    _, exponent = torch.frexp(exact.abs().clamp(min=info.tiny))
+    return (got.double() - exact).abs() / torch.ldexp(torch.full_like(exact, info.eps), exponent - 1)
+
+
+def ulps_sentence(found: pd.DataFrame) -> str:
+    """The share of values within half a unit, and the largest error, of the waves and of the rotated features."""
+    parts = [
+        f"{what} {(errors <= 0.5).mean():.2%} (at most {errors.max():.3g})"
+        for what, errors in found.groupby("what", sort=False).ulps
+    ]
+    return f"Values within half an ulp of the exact value: {', '.join(parts)}"
 
 
 def _fraction(error: torch.Tensor, bound: torch.Tensor) -> float:
@@ -445,6 +502,21 @@ def gpu_sentence(found: pd.DataFrame) -> str:
         text += f". The errors of {' and '.join(usual)} are those of {USUAL}: no TF32 there"
     beyond = list(dict.fromkeys(ran.method[ran.fraction > 1]))
     return text + (f". Beyond the bound: {', '.join(beyond)}" if beyond else ". All are within their bounds")
+
+
+def pairs_sentence(found: pd.DataFrame) -> str:
+    """The sentence on the results of all pairs of bfloat16 numbers, from the record `all_pairs`."""
+    count, right, neighbour, undecided, special = (
+        int(found[name].sum()) for name in ("results", "right", "neighbour", "undecided", "special")
+    )
+    text = (
+        f"At {len(found)} angles {right / count:.6%} of {count:,} finite results are the correctly rounded numbers. "
+        f"{neighbour:,} are the number beside it, {undecided:,} are undecided, and {special:,} infinities or NaN are "
+        f"other than in IEEE 754. The largest error is {found.fraction.max():.3f} of its bound"
+    )
+    other = count - right - neighbour - undecided
+    most = f" by up to {found.worst_ulps.max():.1f} ulps, where two products almost cancel"
+    return text + (f"; {other:,} results are off{most}" if other else "")
 
 
 def emulation_sentence(found: pd.DataFrame) -> str:

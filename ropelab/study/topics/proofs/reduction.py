@@ -255,9 +255,15 @@ def _is_reduced(backend: str, quarter: int, low: int, high: int, limit: Fraction
     for two_pi in _TWO_PI:  # the angle in units is rest 2 pi / 8
         difference = 8 * units * two_pi.denominator - rest * two_pi.numerator
         wrong += [limit.denominator * difference * sign > 8 * two_pi.denominator * limit.numerator for sign in (1, -1)]
-    solver = z3.Solver()
+    return all(_never([*facts, one]) for one in wrong)
+
+
+def _never(facts: list) -> bool:
+    """Whether Z3 finds that the facts contradict each other, in a context whose state no other question has changed."""
+    asked, solver = z3.Solver(), z3.Solver(ctx=z3.Context())
+    asked.add(*facts)
     solver.set("timeout", 60_000)
-    solver.add(*facts, z3.Or(*wrong))
+    solver.from_string(asked.sexpr())
     return solver.check() == z3.unsat
 
 
