@@ -250,15 +250,15 @@ def skew_counts(kernels: pd.DataFrame) -> str:
     table = table[table.kind == "skewed"]
     phrases = [f"the {name} heuristic {missed_words(table, name)}" for name in HEURISTICS]
     return (
-        f"{_whose(kernels, FORCED)} Both heuristics compare a product with a number and see no lengths. With one long "
-        f"sequence among short sequences, and the shortest table possible, {', and '.join(phrases)}."
+        f"{_whose(kernels, FORCED)} Both heuristics know the number of sequences, rows and tokens, and no length. "
+        f"With one long sequence among short sequences, and the shortest table possible, {', and '.join(phrases)}."
     )
 
 
 def block_price(fit: pd.DataFrame) -> str:
     """The time that a block without a token takes, from the table of `dead_block_fit`."""
     ns = fit.ns_per_dead_block
-    return f"{ns.median():.2f} ns in each pass ({value_range(ns)})"
+    return f"{ns.median():.2f} ns for each empty block and pass (median; {value_range(ns)})"
 
 
 def blocks_count(kernels: pd.DataFrame) -> str:
@@ -268,7 +268,7 @@ def blocks_count(kernels: pd.DataFrame) -> str:
         return ""
     row = fit.loc[fit.dead_blocks.idxmax()]
     return (
-        f"{_whose(kernels)} An empty block costs the old grid {block_price(fit)}. "
+        f"{_whose(kernels)} The old grid takes {block_price(fit)}. "
         f"{row.dead_blocks:,} empty blocks take {row.beyond_us / 1000:,.0f} ms."
     )
 
