@@ -28,7 +28,7 @@ from ropelab.study.engine import findings as engine
 from ropelab.study.engine import noise
 from ropelab.study.engine.judging import above
 from ropelab.study.engine.verdict import Basis
-from ropelab.study.engine.words import listed, value_range
+from ropelab.study.engine.words import value_range
 from ropelab.study.plots.drawing import label
 from ropelab.study.topics.performance import comparison
 
@@ -176,24 +176,16 @@ def sum_effects(kernels: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["contender", "given_us", "summed_us", "added_us", "added"]).dropna()
 
 
-def added_by_sum(kernels: pd.DataFrame, *contenders: str) -> str:
-    """The effect of the document's sum on the times of these contenders, by default of all."""
-    effects = sum_effects(kernels).sort_values("added_us")
-    rows = effects[effects.contender.isin(contenders or effects.contender)].itertuples()
-    added = listed(f"{row.added_us:+.0f} µs ({row.added:+.0%}) for {label(row.contender)}" for row in rows)
-    return (
-        f"`out.sum()` and a backward from its expanded gradient change the time by {added} (medians over the packings)"
-    )
-
-
 def sum_counts(kernels: pd.DataFrame) -> str:
     """The sentence on the sum in the document's loss: the time that it adds, and its effect on the speed-up."""
     given, summed = (times(kernels, step).query("part == 'table B'").set_index("n_seqs") for step in (GIVEN, SUMMED))
     ratios = [(table[OLD] / table[NEW]).max() for table in (given, summed)]
+    effects = sum_effects(kernels)
+    added = effects.added_us[~effects.contender.map(label).str.contains("model")]
     return (
-        f"{_whose(kernels)} The document's times contain a sum. Against a given cotangent, {added_by_sum(kernels)}. "
-        f"Without the sum the largest speed-up of the new grid over the old grid is {ratios[0]:.0f} instead of "
-        f"{ratios[1]:.0f}."
+        f"{_whose(kernels)} The sum and its gradient add {value_range(added, '.0f')} µs to the kernels, and the "
+        f"document's times contain them. Without the sum the largest speed-up of the new grid over the old grid is "
+        f"{ratios[0]:.0f} instead of {ratios[1]:.0f}."
     )
 
 
