@@ -24,6 +24,8 @@ _STYLE = {
     "axes.titleweight": "bold",
     "figure.titlesize": 12,
 }
+_LONGEST_TITLE = 126
+"""The most letters of a title, which stands in one line; a narrow figure grows to its title."""
 BETWEEN_RECORDS = " / "
 """The footers of several records stand in one text with these letters between them, and in a line each at the foot."""
 _SMALL_LINE = 10 / 72
@@ -95,15 +97,15 @@ def grid(
         footer: where the numbers come from; `BETWEEN_RECORDS` begins a new line.
 
     Raises:
-        ValueError: the first sentence of the title is longer than a line.
+        ValueError: the first sentence of the title is too long for one line.
     """
     with sns.axes_style("whitegrid", rc=_STYLE), mpl.rc_context(_STYLE):
-        height = rows * size[1] + 0.5
-        fig = Figure(figsize=(columns * size[0], height), layout="constrained")
-        axes = fig.subplots(rows, columns, squeeze=False, **share)
         head, _, note = " ".join(title.split()).partition(". ")
-        if len(head) > (letters := int(_TITLE_LETTERS_PER_INCH * fig.get_figwidth())):
-            raise ValueError(f"title: expected a first sentence of at most {letters} letters, got {len(head)}: {head}")
+        if len(head) > _LONGEST_TITLE:
+            raise ValueError(f"title: expected a first sentence of at most {_LONGEST_TITLE} letters, got {head!r}")
+        width, height = max(columns * size[0], len(head) / _TITLE_LETTERS_PER_INCH), rows * size[1] + 0.5
+        fig = Figure(figsize=(width, height), layout="constrained")
+        axes = fig.subplots(rows, columns, squeeze=False, **share)
         fig.set_label(" ".join(title.split()))
         fig.suptitle(head, x=0.01, ha="left", fontweight="bold")
         if note:

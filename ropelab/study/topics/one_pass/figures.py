@@ -89,7 +89,7 @@ def cases(frame: pd.DataFrame, footer: str = "") -> Figure:
     reached = rows[rows.contender == ONE].groupby("gpu", sort=False).fraction_of_copy
     ranges = ", ".join(f"{gpu} {drawing.value_range(part)}".strip() for gpu, part in reached)
     said = f"one launch runs at {ranges} of the best copy" if ranges else findings.NOT_MEASURED
-    title = f"{rows.tokens.iloc[0]:,} tokens in one launch. {said[0].upper()}{said[1:]}".replace("`", "").rstrip(".")
+    title = f"{rows.tokens.iloc[0]:,} tokens: {said}".replace("`", "").rstrip(".")
     panels = facet(rows, (4.4, 0.5 * len(place) + 1.0), title, footer, column="gpu", sharey=True)
     for ax, panel, _ in panels:
         for name in _contenders(panel):
