@@ -62,7 +62,7 @@ OF_GPU = $(if $(GPU),--gpu '$(GPU)')
 LARGE_OR_NOT = $(if $(LARGE),$(if $(filter 0,$(LARGE)),--no-large,--large))
 
 .DEFAULT_GOAL := help
-.PHONY: help test check memcheck smoke reproduce measure figures lab peers hub clean existing-environment
+.PHONY: help test check memcheck plugins smoke reproduce measure figures lab peers hub clean existing-environment
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -83,6 +83,10 @@ check: $(READY) ## ruff's rules and format, and the types of the library, in a m
 memcheck: NEEDS := study test
 memcheck: $(READY) ## the kernels under compute-sanitizer: nothing out of bounds (needs a GPU and CUDA's tools)
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(HERE) compute-sanitizer --tool memcheck --error-exitcode 1 '$(RUN)' tests/memcheck.py
+
+plugins: NEEDS :=
+plugins: $(READY) ## hold the plugins to the classes of vLLM and SGLang, and say which of them this environment lacks
+	$(HERE) '$(RUN)' -m pytest -rs tests/test_serving.py tests/test_plugins.py
 
 reproduce: NEEDS := study
 reproduce: $(READY) peers ## the whole study: measure (on a GPU), run every notebook, write the report

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +10,7 @@ import ropelab
 from ropelab.conformance import LAWS, verify
 from ropelab.conformance.faults import correct
 from ropelab.conformance.faults.correct import deepspeed, flash_attn, huggingface, plain, transformer_engine
-from ropelab.conformance.verify import ROUNDS_OPERATIONS
+from ropelab.conformance.verify import OTHER_TABLES, ROUNDS_OPERATIONS
 
 
 def with_backward(backward):
@@ -78,6 +79,41 @@ def stops_at_an_empty_document(x, cos, sin, cu_seqlens=None, max_seqlen=None):
     return torch.cat((y[:keep], x[keep:]))
 
 
+def k_beside_q_alone(q, k, cos, sin, unsqueeze_dim=1):
+    return huggingface(q, k if q.requires_grad else k.detach(), cos, sin, unsqueeze_dim)
+
+
+def inplace_ignored(x, cos, sin, interleaved=False, inplace=False):
+    return flash_attn(x, cos, sin, interleaved)
+
+
+def inplace_in_turn(x, cos, sin, interleaved=False, inplace=False):
+    """Compute second members from first members that are overwritten; features behind the tables pass."""
+    y, half = flash_attn(x, cos, sin, interleaved), cos.shape[-1]
+    if not inplace:
+        return y
+    with torch.no_grad():
+        x[..., :half] = y[..., :half]
+        x[..., half : 2 * half] = flash_attn(x, cos, sin, interleaved)[..., half : 2 * half]
+    return x
+
+
+class OneUsed(torch.autograd.Function):
+    """Pass the cotangent of the one result that is used as it is."""
+
+    @staticmethod
+    def forward(ctx, q, k, cos, sin):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(cos, sin)
+        return huggingface(q, k, cos, sin)
+
+    @staticmethod
+    def backward(ctx, dq, dk):
+        cos, sin = ctx.saved_tensors
+        back = (dq, dk) if dq is None or dk is None else huggingface(dq, dk, cos, -sin)
+        return *back, None, None
+
+
 def past_end(t, freqs, tensor_format="sbhd", cu_seqlens=None):
     y = transformer_engine(t, freqs, tensor_format, cu_seqlens=cu_seqlens)
     return torch.cat((y[: cu_seqlens[-1]], torch.ones_like(t[cu_seqlens[-1] :])))
@@ -123,6 +159,33 @@ def scaled(factor):
     return lambda x, positions: plain(x, positions) * factor(x)
 
 
+def fused_backward(q, k, cos, sin, unsqueeze_dim=1):
+    return huggingface(q, k, cos.detach(), sin.detach(), unsqueeze_dim)
+
+
+def refuses_padding(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None):
+    if cu_seqlens is not None and int(cu_seqlens[-1]) != len(x):
+        raise ValueError("cu_seqlens does not end with x")
+    y = flash_attn(x, cos, sin, interleaved, False, seqlen_offsets, cu_seqlens, max_seqlen)
+    return x.copy_(y) if inplace else y
+
+
+def float32_tables(positions, query, key, head_size, cos_sin_cache, is_neox):
+    if cos_sin_cache.dtype != torch.float32:
+        raise ValueError("cos_sin_cache should be float32")
+    return correct.vllm(positions, query, key, head_size, cos_sin_cache, is_neox)
+
+
+def contiguous_only(x, cos, sin, interleaved=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None):
+    assert x.is_contiguous(), "x must be contiguous"
+    return flash_attn(x, cos, sin, interleaved, False, seqlen_offsets, cu_seqlens, max_seqlen)
+
+
+def test_a_function_that_refuses_gaps_is_right():
+    report = verify(contiguous_only, "flash_attn")
+    assert report.passed and "refuses inputs with gaps" in report["guards"].message
+
+
 WRONG = {
     "definition": ("plain", lambda x, p: plain(x, -p), {}),
     "isometry": ("plain", scaled(lambda x: 1.001), {}),
@@ -136,10 +199,12 @@ WRONG = {
     "adjoint_expanded": ("deepspeed", with_backward(lambda back, g: back(g) * (g.stride(-1) != 0)), {}),
     "adjoint_strided": ("deepspeed", with_backward(lambda back, g: back(g) * (g.stride(-1) < 2)), {}),
     "table_gradients": ("huggingface", lambda q, k, c, s: huggingface(q, k, c, s.detach()), {}),
+    "lone_gradients": ("huggingface", k_beside_q_alone, {}),
     "gradients_reach_inputs": ("plain", lambda x, p: plain(x, p).detach(), {}),
     "second_order": ("deepspeed", with_backward(lambda back, g: back(g.detach())), {}),
     "second_backward": ("module", GraphKept, {}),
     "inputs_unchanged": ("huggingface", inplace_undeclared, {}),
+    "inplace": ("flash_attn", inplace_ignored, {}),
     "all_written": ("plain", half_written, {}),
     "strides": ("plain", lambda x, p: plain(x.as_strided(x.shape, torch.empty(x.shape).stride()), p), {}),
     "guards": ("plain", one_element_further, {}),
@@ -170,6 +235,9 @@ WRONG = {
     "huge": ("huggingface", int32_offsets, {}),
 }  # fmt: skip
 NOTED = {
+    "table_gradients": ("huggingface", fused_backward, "it takes cosines and sines as constants"),
+    "rows_past_end": ("flash_attn", refuses_padding, "it refuses a packed buffer"),
+    "dtype": ("vllm", float32_tables, OTHER_TABLES),
     "empty": ("plain", lambda x, p: plain(x, p) + x.amax(1, keepdim=True) * 0, "it refuses tensors without elements"),
     "bad_input": ("huggingface", accepts_all, "it accepts tables for heads twice as wide"),
     "rounding": ("flash_attn", rounds_operations, ROUNDS_OPERATIONS),
@@ -201,6 +269,81 @@ def test_law_can_fail(law):
     result = report[law]
     assert result.violation > result.bound
     assert result.counterexample is not None or result.message
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda q, k, c, s: huggingface(q if k.requires_grad else q.detach(), k, c, s), "q gets no gradient where k"),
+        (OneUsed.apply, ""),
+    ],
+    ids=["q_is_lost", "one_result_is_used"],
+)
+def test_gradients_of_one_input(function, told):
+    report = verify(lambda q, k, c, s: function(q, k, c, s), "huggingface", laws=["lone_gradients", "adjoint"])
+    assert report.failed == ("lone_gradients",) and told in report["lone_gradients"].message
+
+
+def test_what_a_call_in_place_does_is_described():
+    report = verify(inplace_in_turn, "flash_attn", laws=["definition", "inplace"])
+    words = " ".join(report.identification.words())
+    assert report.failed == ("inplace",) and "first members that are already rotated with inplace=True" in words
+
+
+def rows_of_tables(q, k, cos, sin, unsqueeze_dim=1):
+    """Step from sequence to sequence, although one row of the tables may serve all."""
+    rows = (torch.arange(len(q))[:, None] * cos.shape[1] + torch.arange(cos.shape[1])) % (len(cos) * cos.shape[1])
+    rows = (rows + (len(cos) < len(q))) % (len(cos) * cos.shape[1])
+    return huggingface(q, k, *(table.flatten(0, 1)[rows] for table in (cos, sin)), unsqueeze_dim)
+
+
+def test_one_row_of_tables_serves_all_sequences():
+    report = verify(rows_of_tables, "huggingface", laws=["definition"], diagnose=False)
+    assert report.failed == ("definition",) and report["definition"].counterexample.case.positions is not None
+
+
+def one_tensor(x, cos, sin, unsqueeze_dim=1):
+    return huggingface(x, x, cos, sin, unsqueeze_dim)[0]
+
+
+def with_position_ids(q, k, cos, sin, position_ids, unsqueeze_dim=1):
+    return huggingface(q, k, cos[position_ids], sin[position_ids], unsqueeze_dim)
+
+
+def column_per_pair(q, k, cos, sin, unsqueeze_dim=1):
+    return huggingface(q, k, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1), unsqueeze_dim)
+
+
+def of_numpy(x, positions):
+    angles = (positions[..., None] * 10000.0 ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1]))[..., None, :]
+    first, second = np.split(x, 2, -1)
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate((first * cos - second * sin, second * cos + first * sin), -1).astype(x.dtype)
+
+
+FORMS = {
+    "one tensor": ("huggingface", one_tensor, lambda x, c, s, unsqueeze_dim=1: one_tensor(x, c, -s, unsqueeze_dim), {}),
+    "position_ids": (
+        "huggingface", with_position_ids,
+        lambda q, k, c, s, position_ids: huggingface(q, k, c[position_ids], s[position_ids * 0]), {}),
+    "a column for each pair": (
+        "huggingface", column_per_pair, lambda q, k, c, s: column_per_pair(q, k, c, s.flip(-1)), {"columns": "pair"}),
+    "numpy": ("plain", of_numpy, lambda x, p: of_numpy(x, p + 1), {"arrays": "numpy"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_a_convention(form):
+    convention, right, wrong, options = FORMS[form]
+    laws = ["definition", "positions_per_batch", "extents", "decode", "compile", "gradients_reach_inputs"]
+    assert verify(right, convention, laws=laws, **options).passed
+    assert "definition" in verify(wrong, convention, laws=laws, diagnose=False, **options).failed
+
+
+def test_no_warning_of_a_library_reaches_a_report(recwarn):
+    report = verify(lambda x, p: plain(x, p) * torch.nan, "plain", laws=["definition"])
+    report.identification.words()
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("law", WRONG)

@@ -1,8 +1,11 @@
 """The identification names documents, shards, axes, dtypes, thresholds and later calls, and operators with a cache."""
 
+import math
+
 import pytest
 import torch
 
+from ropelab import mrope_axes
 from ropelab.conformance import verify
 from ropelab.conformance.cache.correct import FORMS, Operator
 from ropelab.conformance.cache.faults import CACHE_FAULTS
@@ -40,6 +43,71 @@ def last_token_left(q, k, cos, sin, unsqueeze_dim=1):
 @reached("huggingface", "takes the positions of the sequences in reverse order")
 def tables_of_other_sequences(q, k, cos, sin, unsqueeze_dim=1):
     return correct.huggingface(q, k, cos.flip(0), sin.flip(0), unsqueeze_dim)
+
+
+def sections(interleaved, axes):
+    """vLLM's function with other axes of the pairs than those of mrope_section."""
+
+    def triton_mrope(q, k, cos, sin, mrope_section, head_size, rotary_dim, mrope_interleaved):
+        pair = torch.arange(rotary_dim // 2)
+        chosen = axes(pair, mrope_section)
+        if mrope_interleaved != interleaved:
+            section = [*torch.tensor(mrope_axes(mrope_section, mrope_interleaved=mrope_interleaved))]
+            chosen = torch.stack(section)
+        cos, sin = (table[chosen, :, pair].T[:, None] for table in (cos, sin))
+        return tuple(correct.turn(x.unflatten(-1, (-1, head_size)), cos, sin).flatten(1) for x in (q, k))
+
+    return triton_mrope
+
+
+def in_bands(pair, *ends):
+    return torch.bucketize(pair, torch.tensor(ends), right=True)
+
+
+SECTIONS = {
+    "takes the numbers of mrope_section twice as large where axes have adjacent pairs": sections(
+        False, lambda pair, n: in_bands(pair, 2 * n[0], 2 * n[0] + 2 * n[1])),
+    "takes half the numbers of mrope_section where axes have adjacent pairs": sections(
+        False, lambda pair, n: in_bands(pair, n[0] // 2, n[0] // 2 + n[1] // 2)),
+    "exchanges the first and the second number of mrope_section where axes have adjacent pairs": sections(
+        False, lambda pair, n: in_bands(pair, n[1], n[0] + n[1])),
+    "begins the third section one pair late where axes have adjacent pairs": sections(
+        False, lambda pair, n: in_bands(pair, n[0], n[0] + n[1] + 1)),
+    "takes half the numbers of mrope_section where axes take turns": sections(
+        True, lambda pair, n: (pair % 3) * (pair < 3 * torch.tensor(n)[pair % 3].div(2, rounding_mode="floor"))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", SECTIONS)
+def test_sections_of_axes(words):
+    found = identified(SECTIONS[words], "triton_mrope")
+    assert found.proven, found.words()
+    assert [d.words for d in found.deviations] == [words.partition(" where ")[0]]
+
+
+@pytest.mark.parametrize("convention", ["triton_mrope", "vllm", "mrope", "flashinfer"])
+def test_a_description_is_about_what_a_function_sees(convention):
+    from ropelab.conformance.conventions import CONVENTIONS
+    from ropelab.conformance.identify.scopes import CIRCUMSTANCES
+    from ropelab.conformance.identify.vocabulary import ROWS, expressible
+
+    said = [words for words in (*ROWS, *CIRCUMSTANCES) if expressible(CONVENTIONS[convention], words)]
+    assert not [words for words in said if "document" in words]
+    restarts = "counts positions on from the first token and from every decrease"
+    assert (restarts in said) == (convention != "triton_mrope")
+
+
+@pytest.mark.parametrize("adjacent", ["q", "k"])
+def test_q_and_k_that_pair_features_differently(adjacent):
+    def rope(q, k, cos, sin, unsqueeze_dim=1):
+        cos, sin = (table[..., : table.shape[-1] // 2].unsqueeze(unsqueeze_dim) for table in (cos, sin))
+        layouts = {"q": "split_half", "k": "split_half", adjacent: "interleaved"}
+        return correct.turn(q, cos, sin, layouts["q"]), correct.turn(k, cos, sin, layouts["k"])
+
+    found = identified(rope, "huggingface")
+    other = {"q": "k", "k": "q"}[adjacent]
+    assert found.proven and found.repair is None and found.right == (other,)
+    assert f"{adjacent} pairs features as interleaved, and {other} as split_half" in found.words()[0]
 
 
 @reached("plain", "has dynamic NTK scaling by 1 beyond 32 positions")
@@ -209,3 +277,61 @@ def test_eight_bit_floats_with_a_given_scale_are_described():
 def test_the_norm_of_a_packed_qkv():
     report = verify(FORMS["fused_qk_norm_rope"](Unweighted()), "fused_qk_norm_rope", laws=["definition"])
     assert "the stored k is normalized with weights of one" in map(str, report.identification.deviations)
+
+
+def of_base(numbers, ramp=lambda place: place.clamp(0, 1)):
+    """SGLang's operator with other numbers of YaRN, or another ramp."""
+    fused = FORMS["fused_qk_norm_rope"](Operator())
+
+    def operator(qkv, hq, hk, hv, head_dim, eps, qw, kw, base, is_neox, position_ids, factor, low, high, m, rotary_dim):
+        theta = base ** -(torch.arange(0, rotary_dim, 2).double() / rotary_dim)
+        if factor != 1:
+            factor, low, high, m = numbers(factor, low, high, m)
+            share = ramp((torch.arange(len(theta)) - low) / (high - low))
+            theta = share * theta / factor + (1 - share) * theta
+        angles = torch.arange(int(position_ids.max()) + 1)[:, None] * theta
+        cache = m * torch.cat((angles.cos(), angles.sin()), -1)
+        fused(qkv, hq, hk, hv, head_dim, eps, qw, kw, cache.float(), is_neox, position_ids)
+
+    return operator
+
+
+OF_YARN = {
+    "has YaRN's ramp reversed": of_base(lambda s, a, b, m: (s, a, b, m), lambda place: (1 - place).clamp(0, 1)),
+    "not clamped": of_base(lambda s, a, b, m: (s, a, b, m), lambda place: place),
+    "rounds low down and high up": of_base(lambda s, a, b, m: (s, math.floor(a), math.ceil(b), m)),
+    "is not multiplied by the attention factor": of_base(lambda s, a, b, m: (s, a, b, 1.0)),
+    "takes the factor twice": of_base(lambda s, a, b, m: (s * s, a, b, m)),
+}
+
+
+@pytest.mark.parametrize("words", OF_YARN)
+def test_numbers_of_yarn(words):
+    found = verify(OF_YARN[words], "sglang_fused_qk_norm_rope", laws=["definition"]).identification
+    assert found.proven and [d.scope.name for d in found.deviations] == ["q", "the stored k"], found.words()
+    assert all(words in d.words and d.scope.words == "where the call asks for YaRN" for d in found.deviations)
+
+
+class Scaled(Operator):
+    """An operator that uses other scales of 8-bit floats."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def __call__(self, *of, scales=(None, None, None), **options):
+        return super().__call__(*of, scales=scales if scales[0] is None else self.change(*scales), **options)
+
+
+OF_SCALES = {
+    "the stored v is stored without its scale": Scaled(lambda q, k, v: (q, k, torch.ones_like(v))),
+    "the stored k is multiplied by its scale": Scaled(lambda q, k, v: (q, 1 / k, v)),
+    "q is divided by the scale of k": Scaled(lambda q, k, v: (k, k, v)),
+    "the stored k is divided by its scale twice": Scaled(lambda q, k, v: (q, k * k, v)),
+}
+
+
+@pytest.mark.parametrize("words", OF_SCALES)
+def test_scales_of_8_bit_floats(words):
+    convention = "rope_quantize_fp8_append_paged_kv_cache"
+    found = verify(FORMS[convention](OF_SCALES[words]), convention, laws=["definition"]).identification
+    assert found.proven and words in found.words()[0], found.words()

@@ -1,5 +1,6 @@
 """Hugging Face's convention, and models that compute the same before and after one line."""
 
+import functools
 import importlib
 import types
 
@@ -125,7 +126,8 @@ def test_undo_puts_the_original_back():
     model, _ = build("llama")
     first, second = patch(model), patch(model)
     assert module.apply_rotary_pos_emb is not original
-    assert first.functions == ["transformers.models.llama.modeling_llama.apply_rotary_pos_emb"]
+    rotation = "transformers.models.llama.modeling_llama.apply_rotary_pos_emb"
+    assert first.functions == ["LlamaAttention.forward", rotation]
     assert second.functions == []  # patched already
     second.undo()
     assert module.apply_rotary_pos_emb is not original
@@ -460,3 +462,32 @@ def test_gradients_of_the_model_function():
             )
         for one, other in zip(expected, found, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_decorated_forward_is_patched_with_its_decorator(monkeypatch):
+    """Transformers 5.24 decorates the forward of its layers, to rename an argument."""
+    model, hidden, seen = normed("Qwen3ForCausalLM"), torch.randn(1, 3, 32, device=DEVICE, dtype=torch.float64), []
+    layer = model.model.layers[0].self_attn
+    original = type(layer).forward
+
+    def renames(function):
+        @functools.wraps(function)
+        def forward(*args, **kwargs):
+            seen.append(kwargs.pop("old_name", None))
+            return function(*args, **kwargs)
+
+        return forward
+
+    monkeypatch.setattr(type(layer), "forward", renames(original))
+    given = {
+        "position_embeddings": model.model.rotary_emb(hidden, torch.arange(3, device=DEVICE)[None]),
+        "attention_mask": None,
+    }
+    expected = layer(hidden, **given)[0]
+    with patch(model, qk_norm=True):
+        seen.clear()
+        torch.testing.assert_close(layer(hidden, **given, old_name=1)[0], expected)
+    assert seen == [1]
+    monkeypatch.setattr(type(layer), "forward", functools.wraps(original)(lambda *args, **kwargs: None))
+    with pytest.raises(ValueError, match="its forward is wrapped or replaced"):
+        patch(model, qk_norm=True)

@@ -327,6 +327,202 @@ def test_a_function_that_is_wrong(monkeypatch, llama, torch_backend):
     assert report.verdict == "wrong" and "adjoint" in report.failed
 
 
+# ------------------------------------------------------------------------- rotations that follow no known convention
+
+
+def halves(x, cos, sin):
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def neighbours(x, cos, sin):
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+
+
+class OwnRope(torch.nn.Module):
+    """A rotation whose angles are its own; the functions rotate by cosines and sines ``[B, S, 1, D/2]``."""
+
+    def __init__(self, turn_q=halves, turn_k=halves):
+        super().__init__()
+        self.turn_q, self.turn_k = turn_q, turn_k
+        self.register_buffer("frequencies", 10000.0 ** -(torch.arange(0, 16, 2).float() / 16), persistent=False)
+
+    def tables(self, positions, dtype):
+        angles = (positions[..., None] * self.frequencies)[:, :, None]
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def forward(self, q, k, positions):
+        cos, sin = self.tables(positions, q.dtype)
+        return self.turn_q(q, cos, sin), self.turn_k(k, cos, sin)
+
+
+class OneAtATime(OwnRope):
+    def forward(self, x, positions):
+        return self.turn_q(x, *self.tables(positions, x.dtype))
+
+
+class Counting(OwnRope):
+    """A rotation that counts the tokens itself."""
+
+    def forward(self, q, k, seq_len):
+        cos, sin = self.tables(torch.arange(seq_len)[None], q.dtype)
+        return self.turn_q(q, cos, sin), self.turn_k(k, cos, sin)
+
+
+class WithTables(OwnRope):
+    """Tables ``[B, 1, S, D/2]`` for tensors ``[B, H, S, D]``, and a method that rotates by them."""
+
+    def forward(self, q, k, positions):
+        cos, sin = (table.transpose(1, 2) for table in self.tables(positions, q.dtype))
+        q, k = self.rotate(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+        return q.transpose(1, 2), k.transpose(1, 2)
+
+    def rotate(self, q, k, cos, sin):
+        return self.turn_q(q, cos, sin), self.turn_k(k, cos, sin)
+
+
+class Cached(OwnRope):
+    """Cosines and sines of 64 positions."""
+
+    def __init__(self, turn_q=halves, turn_k=halves):
+        super().__init__(turn_q, turn_k)
+        for name, table in zip(("cos", "sin"), self.tables(torch.arange(64)[None], torch.float32), strict=True):
+            self.register_buffer(name, table[0, :, 0], persistent=False)
+
+    def forward(self, q, k, positions):
+        cos, sin = (table[positions][:, :, None].to(q.dtype) for table in (self.cos, self.sin))
+        return self.turn_q(q, cos, sin), self.turn_k(k, cos, sin)
+
+
+class Roformer(OwnRope):
+    """Sines, then cosines, in one table that all sequences share."""
+
+    def rotate(self, x, sinusoidal_pos):
+        sin, cos = sinusoidal_pos.chunk(2, -1)
+        return self.turn_q(x, cos, sin)
+
+
+class OfAngles(OwnRope):
+    """Complex numbers in a function inside of a function."""
+
+    def forward(self, q, k, positions):
+        def rotated(pair, table):
+            return tuple(
+                torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * table).flatten(-2) for x in pair
+            )
+
+        cos, sin = self.tables(positions, q.dtype)
+        return rotated((q, k), torch.complex(cos, sin))
+
+
+def k_alone(x, cos, sin):
+    """Leave a single token as it is."""
+    return halves(x, cos, sin) if x.shape[1] > 1 else x
+
+
+class BackwardOf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        return halves(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return halves(grad, *ctx.saved_tensors), None, None
+
+
+class TinyLM(torch.nn.Module):
+    """Two layers of attention around a rotation, and a configuration."""
+
+    def __init__(self, rope):
+        super().__init__()
+        from transformers import LlamaConfig
+
+        sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+        self.config = LlamaConfig(vocab_size=64, num_hidden_layers=2, intermediate_size=64, **sizes)
+        self.embed, self.rope = torch.nn.Embedding(64, 64), rope
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 128) for _ in range(2))
+
+    def forward(self, input_ids, position_ids=None):
+        x = self.embed(input_ids)
+        at = torch.arange(x.shape[1]).expand(x.shape[:2]) if position_ids is None else position_ids
+        for layer in self.layers:
+            q, k, v = layer(x).unflatten(-1, (8, 16)).split((4, 2, 2), 2)
+            if isinstance(self.rope, OneAtATime):
+                q, k = self.rope(q, at), self.rope(k, at)
+            else:
+                q, k = self.rope(q, k, x.shape[1] if isinstance(self.rope, Counting) else at)
+            q, k, v = (y.transpose(1, 2).repeat_interleave(4 // y.shape[2], 1) for y in (q, k, v))
+            y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + y.transpose(1, 2).flatten(2)
+        return (x,)
+
+
+def tiny_lm(rope):
+    torch.manual_seed(0)
+    return TinyLM(rope).eval()
+
+
+@pytest.mark.parametrize("kind", [OwnRope, OneAtATime, WithTables, OfAngles, Cached])
+@pytest.mark.parametrize("turn", [halves, neighbours])
+def test_a_rotation_without_a_known_convention_is_right(kind, turn):
+    report = verify_model(tiny_lm(kind(turn, turn)))
+    assert report.verdict == "right", str(report)
+    assert all(f.convention.startswith("called as in the model, with") for f in report.functions)
+
+
+def test_an_architecture_whose_tables_are_joined(torch_backend):
+    from ropelab.conformance.models.replay import understood
+
+    rope = Roformer()
+    q = torch.randn(2, 9, 4, 16, dtype=torch.float64)
+    [traced] = rotations(lambda: rope.rotate(q, torch.cat(rope.tables(torch.arange(9)[None], q.dtype)[::-1], -1)))
+    assert understood(traced).words == "sines and cosines [1, 9, 1, 16]"
+
+
+def test_an_argument_that_is_not_understood_is_no_evidence():
+    class Weighted(OwnRope):
+        def forward(self, q, k, positions):
+            return self.rotate(q, positions, q.norm(dim=-1)), self.rotate(k, positions, k.norm(dim=-1))
+
+        def rotate(self, x, positions, norms):
+            y = self.turn_q(x, *self.tables(positions, x.dtype))
+            return y * (norms / y.norm(dim=-1))[..., None]
+
+    rope = Weighted()
+    q = torch.randn(2, 9, 4, 16, dtype=torch.float64)
+    [traced] = rotations(lambda: rope.rotate(q, torch.arange(9)[None], q.norm(dim=-1)))
+    report = function_report(traced)
+    assert report.verdict == "not judged" and "norms [2, 9, 4] belongs to the tokens" in report.message
+
+
+def test_a_rotation_that_counts_tokens_is_right_and_the_model_is_not():
+    report = verify_model(tiny_lm(Counting()))
+    assert [f.verdict for f in report.functions] == ["right"] and "no positions" in report.functions[0].convention
+    assert "positions_are_used" in {law.law for law in report.laws if law.status == "fail"}
+
+
+@pytest.mark.parametrize("rope, law", [
+    (lambda: OwnRope(turn_k=k_alone), "decode (k)"),
+    (lambda: OwnRope(turn_q=BackwardOf.apply), "adjoint (q)"),
+    (lambda: WithTables(turn_k=lambda x, c, s: halves(x, c.flip(-1), s.flip(-1))), "definition (k)"),
+    (lambda: OneAtATime(turn_q=lambda x, c, s: halves(x, c, s) if x.shape[2] > 1 else x), "single_head (x)"),
+])  # fmt: skip
+def test_a_rotation_without_a_known_convention_is_wrong(rope, law):
+    report = verify_model(tiny_lm(rope()))
+    assert report.verdict == "wrong" and any(law in f.failed for f in report.functions), str(report)
+
+
+@pytest.mark.parametrize("kind", [OwnRope, WithTables])
+def test_q_and_k_with_other_pairs_in_a_model(kind):
+    report = verify_model(tiny_lm(kind(neighbours, halves)))
+    [function] = report.functions
+    assert report.verdict == "wrong" and function.failed == ("layout",)
+    assert function.message.startswith("q is paired as interleaved and k is paired as split_half")
+    assert " in place of 1" not in str(report)
+
+
 # ------------------------------------------------------------------------------------------ what rotates in a call
 
 

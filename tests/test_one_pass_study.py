@@ -89,7 +89,6 @@ def test_figures_without_the_one_launch_say_that_it_is_not_measured(draw, format
     frame = made_up(formats, separate=0.5, vllm=0.25)
     assert "not measured yet" in titles(draw(frame)) and findings.faster_sentence(frame) == ""
     assert list(findings.times(frame).columns) == [SEPARATE, VLLM, findings.COPY]
-    assert findings.speedups(frame).empty
 
 
 def test_figures_with_the_one_launch():
@@ -102,15 +101,6 @@ def test_figures_with_the_one_launch():
     assert len(labels) == 3 and any("cache in 8 bits" in label for label in labels)
     assert "32 + 16 heads of 128, split-half" in said and "28 + 8 heads" not in said
     assert "No case" in findings.roof_sentence(frame[frame.tokens == 1])
-
-
-def test_measured_speed_ups_lie_beside_the_ceilings():
-    frame = made_up(separate=0.5, vllm=0.25, one=0.95)
-    found = findings.speedups(frame)
-    assert found[["ratio", "cache"]].values.tolist() == [[4, 16], [4, 8], [7, 16]]
-    assert found.speedup.tolist() == pytest.approx([1.9] * 3)
-    figure = figures.ceilings(traffic.ceilings(), found)
-    assert any("measured" in label for ax in figure.axes for label in ax.get_legend_handles_labels()[1])
 
 
 def test_the_contenders_are_those_of_the_study():
@@ -129,4 +119,3 @@ def test_the_figures_of_the_records():
         except records.Unusable:
             continue
         assert titles(figures.roof(frame)) and titles(figures.cases(frame))
-    assert "times as fast" in figures.ceilings(traffic.ceilings()).axes[0].get_ylabel()

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from ropelab.bench import records, servers
-from ropelab.bench.server_engine import FUSED, OURS, STOCK
+from ropelab.bench import records, server_logits, servers
+from ropelab.bench.server_engine import EXACT, FUSED, OURS, STOCK
 from ropelab.bench.studies import STUDIES
 from ropelab.bench.unavailable import Unavailable
 from ropelab.study.engine.outcome import growing, run
@@ -127,8 +127,9 @@ class LLM:
             self.llm_engine.step()
         last = prompts[0]["prompt_token_ids"][-1]
         step = {last: Of(logprob=1.0), 2: Of(logprob=3.0), 1: Of(logprob=2.0)}
+        places = [{last: Of(logprob=1.0), 2: Of(logprob=3.0)}] * len(prompts[0]["prompt_token_ids"])
         out = Of(token_ids=[last] * parameters.max_tokens, logprobs=[step] * parameters.max_tokens)
-        return [Of(outputs=[out]) for _ in prompts]
+        return [Of(outputs=[out], prompt_token_ids=p["prompt_token_ids"], prompt_logprobs=places) for p in prompts]
 """
 
 
@@ -150,6 +151,9 @@ def test_an_engine_answers_each_command_by_a_line(tmp_path):
         assert first[0][0][1:] == [3.0, 2.0] and first != engine.do("tokens", count=3, length=5, new=2, seed=2)
         times = engine.do("timed", count=1, length=5, new=9, seed=1)
         assert 0 < times["step"] < times["call"] and engine.do("timed", count=1, length=5, new=1, seed=1)["step"] == 0
+        (sequence,) = engine.do("sequences", count=1, length=5, new=2, seed=1)
+        assert len(sequence) == 7 and sequence[5] == sequence[6] == sequence[4]
+        assert engine.do("logits", sequences=[sequence], first=5) == [[{str(sequence[4]): 1.0, "2": 3.0}] * 2]
         assert set(engine.do("memory")) == {"allocated", "peak", "reserved"}
         with pytest.raises(RuntimeError, match="TypeError"):
             engine.do("timed", wrong=1)
@@ -158,3 +162,78 @@ def test_an_engine_answers_each_command_by_a_line(tmp_path):
         servers.end({OURS: engine})
     with pytest.raises((RuntimeError, OSError)):
         engine.do("memory")
+
+
+def test_errors_of_logits_decide_which_tokens_may_differ():
+    exact = [{"5": 3.0, "7": 2.0, "8": 1.0}, {"5": 2.25, "7": 2.0}, {"5": 2.0, "7": 2.25}]
+    stock = [{"5": 3.0, "7": 2.25}, {"5": 2.25, "7": 2.0, "9": 0.0}, {"5": 2.25, "7": 2.0}]
+    ours = [{"7": 3.125, "5": 3.0}, {"5": 2.0, "7": 2.25}, {"5": 2.0, "7": 2.0625, "2": 1.0}]
+    theirs, mine = server_logits.rows({STOCK: stock, EXACT: exact, OURS: ours})
+    assert theirs["largest_error"] == 0.25 and theirs["other_tokens"] == 0 and theirs["places"] == 3
+    assert mine["largest_error"] == 1.125 and mine["other_tokens"] == 3 and mine["largest_gap"] == 1
+    assert mine["within_bound"] == 3 and mine["engine"] == OURS
+    ours[0] = {"8": 3.25, "5": 3.0}  # another token, and no logit of it in float32 is as large
+    exact[0] = {"5": 3.0, "7": 2.0}
+    assert server_logits.rows({STOCK: stock, EXACT: exact, OURS: ours})[1]["within_bound"] == 2
+
+
+# ------------------------------------------------------------------------------------------------- the guide's tables
+
+PAGE = (records.ROOT / "ropelab/study/site/guide/serve.md").read_text()
+TIMES = {
+    "decode 1": "per output token, batch 1", "decode 16": "per output token, batch 16",
+    "decode 64": "per output token, batch 64", "prefill 8192": "prefill of 8,192 tokens",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return records.load("servers", gpu="nvidia-h100-80gb-hbm3").frame
+
+
+def test_every_row_of_the_record_is_right(measured):
+    assert measured.status.eq("ok").all()
+
+
+@pytest.mark.parametrize("step", TIMES)
+def test_the_guides_times_are_those_of_the_record(measured, step):
+    times = measured.query("model == 'Qwen3 4B' and step == @step and quantity == 'time'")
+    medians = times.groupby("engine").value.median()
+    shown = [f"{us / 1000:.1f} ms" if us > 1e5 else f"{us:,.0f} us" for us in medians[[STOCK, FUSED, OURS]]]
+    for engine in (STOCK, FUSED):
+        shown.append("{:.3f} [{:.3f}, {:.3f}]".format(*servers.ratio(measured, "Qwen3 4B", step, engine)))
+    assert f"| {' | '.join([TIMES[step], *shown, str(times.repeat.nunique())])} |\n" in PAGE
+
+
+def test_the_guides_kernels_are_those_of_the_record(measured):
+    for (model, step), rows in measured[measured.quantity == "launches"].groupby(["model", "step"]):
+        times = measured.query("model == @model and step == @step and quantity == 'launch time'")
+        count, us = (each.set_index("engine").value for each in (rows, times))
+        cells = [f"{count[e]:.0f}: {us[e]:.1f} us" if e in count else "" for e in (STOCK, FUSED, OURS)]
+        assert f"| {' | '.join([model, step.split()[0], *cells])} |\n".replace("  ", " ") in PAGE
+        assert count[OURS] == 1 and rows[rows.engine == OURS].kernels.item() == "_paged_cache_kernel"
+    for _, rows in measured[measured.quantity.isin(["allocated", "peak"])].groupby(["model", "quantity"]):
+        assert rows.value.nunique() == 1
+
+
+def test_the_guides_shares_are_those_of_the_record(measured):
+    value = measured[measured.model == "Qwen3 4B"].set_index(["engine", "step", "quantity"]).value
+    layer, step = (value[STOCK, "decode 16", each] for each in ("launch time", "all kernels"))
+    assert f"stock's kernels take {layer:.2f} us a layer, and all its kernels {step:,.0f} us a step" in " ".join(
+        PAGE.split()
+    )
+    assert f"more than {100 * (step / (step - 36 * layer) - 1):.1f}% is out of reach" in PAGE
+    assert f"its gain is {100 * (servers.ratio(measured, 'Qwen3 4B', 'decode 16', STOCK)[0] - 1):.1f}%" in PAGE
+    layer, step = (value[OURS, "prefill 8192", each] for each in ("launch time", "all kernels"))
+    assert f"{layer:.1f} us a layer of Qwen3 4B, or {100 * 36 * layer / step:.1f}%" in " ".join(PAGE.split())
+
+
+def test_the_guides_tokens_are_those_of_the_record(measured):
+    for model, rows in measured[measured.quantity == "equal prompts"].groupby("model"):
+        equal = rows.set_index("engine").value
+        gap = measured.query("model == @model and quantity == 'gap'").set_index("engine").value
+        cells = [
+            "" if e not in equal else f"{equal[e]:.0f}" + (f", gap {gap[e]:.0f}" if e in gap else "")
+            for e in (FUSED, OURS)
+        ]
+        assert f"| {' | '.join([model, *cells])} |\n".replace("  ", " ") in PAGE

@@ -10,8 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -194,28 +192,3 @@ print(hasattr(BaseModelLoader.load_model, "of_ropelab"))
             env=ENVIRONMENT | {"ROPELAB_DISABLE": switch},
         )  # fmt: skip
         assert process.stdout.split()[-1] == on, process.stderr[-2000:]
-
-
-ROWS = {
-    "per output token, batch 1": "decode 1", "per output token, batch 16": "decode 16",
-    "per output token, batch 64": "decode 64", "prefill of 8,192 tokens": "prefill 8192",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_the_table_of_the_guide_is_that_of_the_times(row):
-    """Medians, ratios and their intervals, which come from 4,000 draws with the seed 0."""
-    page = (ROOT / "ropelab/study/site/guide/8_serve.md").read_text()
-    cells = [cell.strip() for cell in next(line for line in page.splitlines() if row in line).split("|")[2:-1]]
-    times = pd.read_csv(ROOT / "data/server_times.csv").query("time == @ROWS[@row]")
-    times = times.pivot(index="repeat", columns="engine", values="us")
-    for cell, engine in zip(cells[:3], ("stock", "fused", "ropelab"), strict=True):
-        value, unit = cell.replace(",", "").split()
-        median = times[engine].median()
-        assert value == (f"{median:.0f}" if unit == "us" else f"{median / 1000:.1f}")
-    drawn = np.random.default_rng(0).integers(0, len(times), (4000, len(times)))
-    for cell, engine in zip(cells[3:], ("stock", "fused"), strict=True):
-        ratio = (times[engine] / times["ropelab"]).to_numpy()
-        value, low, high = (float(x) for x in cell.replace("[", " ").replace("]", " ").replace(",", " ").split())
-        assert value == round(float(np.median(ratio)), 3)
-        assert [low, high] == np.quantile(np.median(ratio[drawn], axis=1), (0.025, 0.975)).round(3).tolist()

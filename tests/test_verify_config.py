@@ -121,6 +121,84 @@ def test_a_reported_misreading_is_found_with_its_key(report):
     assert found.findings[0].key == key, str(found)
 
 
+def yarn_ramp(first, last, share=lambda place: place.clamp(0, 1)):
+    """YaRN's frequencies with a ramp between two pairs."""
+    place = (torch.arange(32).double() - first) / (last - first)
+    theta = rope_from_config(configured(PLAIN | {"rope_theta": 1e6})).inverse_frequencies
+    return (share(place) * theta / 4 + (1 - share(place)) * theta).float()
+
+
+def plane(turns, width=64, turn=2 * math.pi):
+    return width * math.log(2048 / (turns * turn)) / (2 * math.log(1e6))
+
+
+def llama3_ramp(share):
+    """Llama 3's frequencies with a share of the divided ones, from the turns of the pairs."""
+    theta = rope_from_config(configured(PLAIN | {"rope_theta": 5e5})).inverse_frequencies
+    part = share(1024 * theta / (2 * math.pi))
+    return (part * theta / 8 + (1 - part) * theta).float()
+
+
+# what happens -> the configuration, the frequencies, the key and the words
+INSIDE = {
+    "low and high exchanged in Meta's code": (
+        LLAMA3, lambda: llama3_ramp(lambda r: (r < 4).double()), "low_freq_factor", "high_freq_factor are exchanged"),
+    "low and high exchanged in the ramp": (
+        LLAMA3, lambda: llama3_ramp(lambda r: ((r - 1) / 3).clamp(0, 1)), "low_freq_factor", "are exchanged"),
+    "no ramp": (LLAMA3, lambda: llama3_ramp(lambda r: (r <= 1).double()), "high_freq_factor", "a step"),
+    "no 2 pi": (LLAMA3, lambda: llama3_ramp(lambda r: ((4 - 2 * math.pi * r) / 3).clamp(0, 1)), "low_freq_factor",
+                "2 pi is missing"),
+    "betas exchanged": (YARN, lambda: yarn_ramp(math.floor(plane(1)), math.ceil(plane(32))), "beta_fast",
+                        "beta_slow are exchanged before"),
+    "bounds rounded inwards": (YARN, lambda: yarn_ramp(math.ceil(plane(32)), math.floor(plane(1))), "truncate",
+                               "by ceil, the last by floor"),
+    "bounds of half the width": (YARN, lambda: yarn_ramp(math.floor(plane(32, 32)), math.ceil(plane(1, 32))),
+                                 "beta_fast", "number of pairs"),
+    "bounds in radians": (YARN, lambda: yarn_ramp(math.floor(plane(32, turn=1)), math.ceil(plane(1, turn=1))),
+                          "beta_fast", "2 pi is missing"),
+    "a ramp without ends": (YARN, lambda: yarn_ramp(math.floor(plane(32)), math.ceil(plane(1)), lambda p: p),
+                            "beta_fast", "not clamped"),
+    "wavelengths": (YARN, lambda: yarn_ramp(math.floor(plane(32)), math.ceil(plane(1)), lambda p: (
+        (1 - 1 / (4 * p.clamp(0, 1) + 1 - p.clamp(0, 1))) / (1 - 1 / 4))), "beta_fast", "wavelengths"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", INSIDE)
+def test_a_mistake_inside_of_a_ramp_is_named(what):
+    parameters, theta, key, words = INSIDE[what]
+    [found] = verify_config(configured(parameters), theta()).findings
+    assert found.key == key and words in found.words, str(found)
+
+
+@pytest.mark.parametrize("what, factor", [
+    ("the 0.1 is missing", math.log(4) + 1), ("log10", 0.1 * math.log10(4) + 1), ("square root", LOG**0.5),
+    ("the 1 is missing", LOG - 1),
+])  # fmt: skip
+def test_a_mistake_inside_of_the_attention_factor_is_named(what, factor):
+    [found] = verify_config(configured(YARN), ropes(YARN, factor)).findings
+    assert what in found.words
+
+
+def test_bases_of_two_types_of_layers_that_are_exchanged():
+    config = {
+        "head_dim": 64,
+        "max_position_embeddings": 8192,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"sliding_attention": PLAIN, "full_attention": PLAIN | {"rope_theta": 1e6}},
+    }
+    found = verify_config(config, {"sliding_attention": inverse(1e6), "full_attention": inverse(1e4)})
+    assert [one.key for one in found.findings] == ["layer_types", "layer_types"]
+    assert all("exchanged" in one.words and "rope_theta" in one.also[0] for one in found.findings)
+
+
+def test_equal_numbers_are_no_difference():
+    cos, sin = ropes(YARN)
+    cos[5], sin[5] = 1.001 * cos[5], 1.001 * sin[5]
+    [found] = verify_config(configured(YARN), (cos, sin)).findings
+    assert "is not one number" in found.words
+    assert not [words for words in str(found).split(", ") if words.partition(" in place of ")[0] == words[-8:]]
+
+
 @pytest.mark.parametrize("report", REPORTED)
 def test_the_right_reading_is_silent(report):
     config = REPORTED[report][0]

@@ -178,6 +178,11 @@ def read_list(file: Path = LIST) -> list[Entry]:
     return [*packages, *commits, *sorted(libraries, key=lambda library: library.large)]
 
 
+def engines(file: Path = LIST) -> dict[str, list[str]]:
+    """Package -> the versions that studies of servers have run out of the environment."""
+    return tomllib.loads(file.read_text(encoding="utf-8"))["engines"]
+
+
 def has_gpu(devices: Path = Path("/dev")) -> bool:
     """Whether the machine has an NVIDIA GPU, without a CUDA context and without torch."""
     if any(devices.glob("nvidia[0-9]*")):

@@ -15,6 +15,8 @@ from typing import Any
 
 STOCK, FUSED, OURS = "stock", "fused", "ropelab"
 """vLLM as it is, vLLM with its own fusions of norm, rotation and cache write, and vLLM with ropelab's plugin."""
+EXACT = "float32"
+"""vLLM as it is, with the same weights in float32."""
 BATCHES = 1, 16, 64
 _NO_NETWORK = {
     "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false",
@@ -43,10 +45,11 @@ class Engine:
         with open(f"{model}/config.json", "w", encoding="utf-8") as file:
             json.dump(config, file)
         self.llm = vllm.LLM(
-            model=model, skip_tokenizer_init=True, load_format="dummy", dtype="bfloat16", attention_backend=backend,
-            kv_cache_memory_bytes=int(cache_gib * 2**30), gpu_memory_utilization=0.25, max_model_len=10240,
+            model=model, skip_tokenizer_init=True, load_format="dummy", attention_backend=backend,
+            kv_cache_memory_bytes=int(cache_gib * 2**30), gpu_memory_utilization=0.02, max_model_len=10240,
             max_num_batched_tokens=8192, max_num_seqs=max(BATCHES), enable_prefix_caching=True, seed=0,
-            disable_log_stats=True, compilation_config=compilation, logprobs_mode="raw_logits",
+            dtype="float32" if engine == EXACT else "bfloat16", disable_log_stats=True,
+            compilation_config=compilation, logprobs_mode="raw_logits",
         )  # fmt: skip
         self.vocabulary = config["vocab_size"]
         self.versions = {"vllm": vllm.__version__, "torch": torch.__version__}
@@ -103,6 +106,22 @@ class Engine:
             for out in found
         ]
 
+    def sequences(self, **prompts: int) -> list[list[int]]:
+        """The prompts, each with its greedy tokens."""
+        found = self._generate(**prompts)
+        return [[*out.prompt_token_ids, *out.outputs[0].token_ids] for out in found]
+
+    def logits(self, sequences: list[list[int]], first: int) -> list[list[dict[int, float]]]:
+        """For each sequence and each place from ``first`` on: some of the largest logits of the token at this place."""
+        from vllm import SamplingParams
+
+        parameters = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=5, detokenize=False)
+        found = self.llm.generate([{"prompt_token_ids": each} for each in sequences], parameters, use_tqdm=False)
+        return [
+            [{token: each.logprob for token, each in place.items()} for place in out.prompt_logprobs[first:]]
+            for out in found
+        ]
+
     def kernels(self, **prompts: int) -> list[tuple[str, float]]:
         """The name and the microseconds of each kernel of a call, in their order on the GPU."""
         import torch
@@ -128,7 +147,7 @@ def _with_weights_of_a_model() -> None:
     """Have vLLM draw weights as a model before its training has them.
 
     vLLM draws all weights below 1e-3. A norm then makes q and k so small that each token attends to all tokens alike,
-    and no rotation could change a token.
+    and no rotation could change a token. All weights are numbers of bfloat16, in float32 as well.
     """
     import torch
     from vllm.model_executor.model_loader import dummy_loader
@@ -142,7 +161,8 @@ def _with_weights_of_a_model() -> None:
         for parameter in layer.parameters(recurse=False):
             if parameter.is_floating_point():
                 generator = generators.setdefault(parameter.device, torch.Generator(parameter.device).manual_seed(0))
-                parameter.normal_(mean, deviation, generator=generator)
+                drawn = torch.empty(parameter.shape, device=parameter.device, dtype=torch.float32)
+                parameter.copy_(drawn.normal_(mean, deviation, generator=generator).bfloat16())
 
     dummy_loader.initialize_dummy_weights = draw
 

@@ -19,6 +19,7 @@ from ropelab.bench.projection import axes, blocks, compiled, projections
 from ropelab.bench.projection import tiles as projection_tiles
 from ropelab.bench.qk_norm import qk_norm
 from ropelab.bench.row_scales import row_scales
+from ropelab.bench.server_logits import server_logits
 from ropelab.bench.servers import servers
 from ropelab.bench.study import Study
 from ropelab.bench.table_free import table_free, table_free_error
@@ -67,6 +68,8 @@ STUDIES: dict[str, Study] = {
     "whole_models": Study(whole_models, gpu_gib=40, wide=True),
     # Eleven engines have caches of 1 GiB and the weights of four layers, or three have 2 GiB and 8 GB of weights.
     "servers": Study(servers, gpu_gib=60, wide=True),
+    # Two engines have 8 GB of weights and a cache of 4 GiB, and one has twice the weights.
+    "server_logits": Study(server_logits, gpu_gib=50, timed=False, wide=True),
     # This study starts processes, each with a CUDA context.
     "conformance": Study(conformance, gpu_gib=1.5 * MOST_PROCESSES, timed=False, wide=True),
 }

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -74,6 +75,7 @@ def main(folder: str) -> None:
         folder: the folder with the file ``REQUEST``; the notes are in its file ``NOTES``.
     """
     sys.stdout, sys.stderr = Stream(), Stream()
+    warnings.simplefilter("ignore")
     request = json.loads(Path(folder, REQUEST).read_text(encoding="utf-8"))
     notes = Notes(Path(folder, NOTES), request["key"])
     try:

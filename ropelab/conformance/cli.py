@@ -58,7 +58,9 @@ def verify(
     seq_format: Annotated[str | None, typer.Option(help="The order of the axes: bshd, sbhd or bhsd.")] = None,
     sign: Annotated[str, typer.Option(help="standard, or reversed: rotate by minus the angle.")] = "standard",
     maths: Annotated[str | None, typer.Option(help="narrow: in the inputs' dtype; wide: float32 or wider.")] = None,
-    columns: Annotated[str | None, typer.Option(help="The layout of full-width tables, if it differs.")] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="The layout of full-width tables, if it differs; or pair.")
+    ] = None,
     inplace: Annotated[bool, typer.Option("--inplace", help="The result overwrites the inputs.")] = False,
     once: Annotated[bool, typer.Option("--once-differentiable", help="No second derivatives are claimed.")] = False,
     norm_last: Annotated[bool, typer.Option("--norm-last", help="The norm comes after the rotation.")] = False,
@@ -76,7 +78,7 @@ def verify(
     sizes: Annotated[
         str | None, typer.Option(help="Numbers of tokens beyond which a function has another path.")
     ] = None,
-    arrays: Annotated[str, typer.Option(help="torch, or jax for a function of JAX.")] = "torch",
+    arrays: Annotated[str, typer.Option(help="torch; jax or numpy for a function of their arrays.")] = "torch",
     thorough: Annotated[bool, typer.Option("--thorough", help="Search longer for what a wrong function does.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print each law, and each counterexample.")] = False,
     timeout: TIMEOUT = Limits.seconds,

@@ -58,7 +58,9 @@ class Convention:
             tables.
         looks_up: whether the function itself finds the rows of the tables, or computes the angles; otherwise the
             caller does so for each token.
-        constant_tables: whether, by contract, tables get no gradient.
+        constant_tables: whether, by contract, tables get no gradient; None if the contract does not say.
+        sees_documents: whether a function is told where packed documents begin; otherwise it sees positions at most.
+        ends_with_documents: whether, by contract, a packed buffer ends with its last document.
         autocasts: whether, by contract, results under autocast have its dtype, as those of a linear layer.
         partial: whether, by contract, features beyond the width of the tables pass unchanged.
         narrow: whether tables and maths have the dtype of the inputs unless the author declares otherwise.
@@ -75,7 +77,9 @@ class Convention:
     differentiable = True
     computes_cosines = False
     looks_up = True
-    constant_tables = False
+    constant_tables: bool | None = None
+    sees_documents = True
+    ends_with_documents = False
     autocasts = False
     partial = True
     narrow = False
@@ -187,6 +191,20 @@ def accepts(function: Callable[..., Any], name: str) -> bool:
     if signature is None:
         return True
     return name in signature.parameters or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+
+
+def offers(function: Callable[..., Any], name: str) -> bool:
+    """Return whether the signature of ``function`` names a parameter ``name``."""
+    signature = _signature(function)
+    return signature is not None and name in signature.parameters
+
+
+def required(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the parameters of ``function`` that have no default; none if its signature is unknown."""
+    signature = _signature(function)
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = signature.parameters.values() if signature is not None else ()
+    return tuple(p.name for p in parameters if p.default is p.empty and p.kind not in kinds)
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:

@@ -18,12 +18,13 @@ from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.jax_arrays import of_jax
 from ropelab.conformance.law import Law
 from ropelab.conformance.laws import LAWS
+from ropelab.conformance.numpy_arrays import of_numpy, without_gradients
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.layout.pairing import LAYOUTS, check_layout
 
 SIGNS = ("standard", "reversed")
-ARRAYS = ("torch", "jax")
+ARRAYS = ("torch", "jax", "numpy")
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
 MOST_TOKENS = 2**22
 """The largest number of tokens of a call."""
@@ -69,11 +70,12 @@ class Declaration:
             function: the function under test.
             surroundings: the global state, recorded before the import of the function if possible.
         """
-        function = of_jax(function) if self.arrays == "jax" else function
+        function = {"jax": of_jax, "numpy": of_numpy}.get(self.arrays, lambda f: f)(function)
         claims = self.claims | {"state": dict(self.kept), "surroundings": surroundings}
         if self.writes_cache:
             return CacheSubject(function, CACHE_CONVENTIONS[self.convention], **claims)
-        return Subject(function, CONVENTIONS[self.convention], **claims)
+        kind = CONVENTIONS[self.convention]
+        return Subject(function, without_gradients(kind) if self.arrays == "numpy" else kind, **claims)
 
 
 def declare(
@@ -117,7 +119,7 @@ def declare(
         maths: ``"narrow"`` if tables and all operations are rounded to the dtype of the inputs, ``"wide"`` if they are
             in float32 or wider; by default the usual choice in the convention, and other roundings are a note.
         columns: the layout of full-width tables if it is not ``layout``. (GLM has ``"split_half"`` tables for adjacent
-            pairs.)
+            pairs.) ``"pair"`` means tables with one column for each pair.
         inplace: whether the result overwrites the inputs, where the convention does not prescribe it.
         once_differentiable: whether the function claims no second derivatives.
         norm_last: whether the norm of an operator that writes a cache comes after the rotation (Hunyuan).
@@ -133,7 +135,8 @@ def declare(
         token_counts: numbers of tokens beyond which the function may take another path, such as the thresholds of a
             dispatch. The law ``token_counts`` compares some tokens of a call with one token more.
         thorough: whether the search for what a wrong function does may take long.
-        arrays: ``"jax"`` for a function of JAX, which gets and returns JAX's arrays.
+        arrays: ``"jax"`` or ``"numpy"`` for a function that gets and returns arrays of JAX or of NumPy. A function of
+            NumPy has no gradients.
 
     Raises:
         TypeError: a size or ``base`` is not a number, or ``dtype`` is not in ``DTYPES``.
@@ -180,7 +183,7 @@ def declare(
              "rotary_dim": sizes.rotary_dim, "head_dim": head_dim, "device": device, "dtype": dtype}  # fmt: skip
     if convention in CACHE_CONVENTIONS:
         claims, about = claims | variants, about | variants
-    kept = {} if columns is None else {"columns": _one_of("columns", columns, LAYOUTS)}
+    kept = {} if columns is None else {"columns": _one_of("columns", columns, (*LAYOUTS, "pair"))}
     return Declaration(
         convention, chosen, sizes, about, claims, kept, thorough, maths is not None, _arrays(arrays, kind.in_place)
     )

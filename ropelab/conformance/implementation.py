@@ -32,6 +32,7 @@ class Implementation:
         lenient: whether the bounds allow the roundings of ``narrow`` to a function that is not narrow.
         once: whether the function is declared to be differentiable only once.
         base: the base of the frequencies.
+        frequencies: the inverse frequencies of a function for one number of features, ``[R/2]``; None for the base's.
         device: the device of all tensors.
         dtype: the dtype of the tensors of most laws.
         state: the memory of the convention from call to call, such as an instance of a module.
@@ -49,6 +50,7 @@ class Implementation:
     lenient: bool = False
     once: bool = False
     base: float = 10000.0
+    frequencies: torch.Tensor | None = field(default=None, compare=False)
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     state: dict[str, Any] = field(default_factory=dict, compare=False)

@@ -40,7 +40,7 @@ class AssembleMLA(Ropelab):
     expresses = ALL - {"padding", "axes"}  # a token without a position keeps its value
     pair = False
     in_place = False
-    constant_tables = True
+    constant_tables: bool | None = True
 
     def arguments(self, implementation, case):
         ours = super().arguments(implementation, heads_as_sequences(case))
@@ -88,7 +88,7 @@ class MegatronMLAQuery(Convention):
     layouts = ("interleaved",)
     out_layout = "split_half"
     seq_formats: tuple[str, ...] = ("sbhd",)
-    constant_tables = True
+    constant_tables: bool | None = True
     packed_name = "cu_seqlens_q"
 
     def arguments(self, implementation, case):

@@ -10,7 +10,7 @@ import torch
 
 from ropelab.conformance.bounds import EXACT, FLOAT32_UNIT
 from ropelab.conformance.case import CANNOT, Broken, Case, NotApplicable
-from ropelab.conformance.convention import Arguments, Convention, accepts, call
+from ropelab.conformance.convention import Arguments, Convention, accepts, call, required
 from ropelab.conformance.implementation import Implementation
 from ropelab.conformance.tensors import Tensors
 from ropelab.kernels import NO_POSITION
@@ -32,6 +32,7 @@ class Ropelab(Convention):
     expresses = ALL
     pair = True
     in_place: bool | None = None
+    constant_tables: bool | None = False
     seq_formats: tuple[str, ...] = DENSE_FORMATS
 
     def arguments(self, implementation, case):
@@ -75,11 +76,26 @@ class HuggingFace(Convention):
 
     def arguments(self, implementation, case):
         q, k = tensors = native(implementation, case, pair=True)
-        positions = case.token_positions()
+        # Transformers makes one row of positions, [1, S], unless the sequences differ.
+        shared = case.positions is not None and not by_row(case)
+        positions = case.shared_positions()[None] if shared else case.token_positions()
         columns = implementation.state.get("columns", implementation.layout)
-        cos, sin = (join(table, table, columns) for table in signed_tables(implementation, case, positions))
-        options = {} if implementation.seq_format == "bhsd" else {"unsqueeze_dim": 2}
+        options: dict[str, Any] = {} if implementation.seq_format == "bhsd" else {"unsqueeze_dim": 2}
+        if "position_ids" in required(implementation.function):  # Transformers before 4.38: the function looks up
+            if (positions < 0).any():
+                raise NotApplicable(f"{self.name}: position_ids that choose rows are not negative")
+            options["position_ids"] = positions.to(implementation.device)
+            tables = signed_tables(implementation, case, table_rows(case))
+        else:
+            tables = signed_tables(implementation, case, positions)
+        cos, sin = (table if columns == "pair" else join(table, table, columns) for table in tables)
         return Arguments(tensors, (q, k, cos, sin), options)
+
+    def callable(self, implementation, case):
+        function = implementation.function
+        if "k" not in (first := required(function)) and first[1:3] == ("cos", "sin"):  # one tensor, as in Gemma 3n
+            return lambda q, k, *tables, **options: tuple(function(x, *tables, **options) for x in (q, k))
+        return function
 
 
 class FlashAttention(Convention):
@@ -92,6 +108,7 @@ class FlashAttention(Convention):
     expresses = frozenset({"inverse", "factor", "offset", "offsets per sequence", "packed", "padding"})
     in_place = None
     constant_tables = True  # its backward returns None for cos and sin
+    ends_with_documents = True
 
     def arguments(self, implementation, case):
         (x,) = tensors = native(implementation, case)
@@ -169,6 +186,7 @@ class VLLM(Convention):
     expresses = frozenset({"inverse", "factor", "offset", "offsets per sequence", "positions", "positions per batch",
                            "packed"})  # fmt: skip
     pair = True
+    sees_documents = False
     in_place = True
     differentiable = False
     narrow = True
@@ -281,6 +299,7 @@ class _FlatTokens(Convention):
     """A convention of functions that return the flat tokens of q and k."""
 
     pair = True
+    sees_documents = False
 
     def outputs(self, implementation, case, returned, arguments):
         if not isinstance(returned, (tuple, list)) or len(returned) < len(case.inputs):
@@ -328,6 +347,7 @@ class GatheredMRope(MRope):
     )
     in_place: bool | None = None
     looks_up = False
+    narrow = True  # vLLM converts its cache to the dtype of the queries
 
     def arguments(self, implementation, case):
         given = super().arguments(implementation, case)

@@ -213,7 +213,8 @@ class Subject(Implementation):
         positions = case.pair_positions().numpy().astype(EXACT)
         positions[positions == NO_POSITION] = 0
         positions = positions / case.interpolation
-        frequencies = exact(inverse_frequencies(case.rotary_dim, self.base))
+        given = self.frequencies
+        frequencies = exact(inverse_frequencies(case.rotary_dim, self.base) if given is None else given)
         angles = positions[:, :, None] * frequencies
         signed = -angles if case.inverse != self.reversed else angles
         error = table_angle_error(angles) + self.convention.angle_error(angles, frequencies)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ropelab.conformance.words import unequal
+
 FEW = 3
 """The number of known faults, of facts and of laws that are named."""
 
@@ -60,5 +62,5 @@ def _counterexample(result: Mapping[str, Any]) -> Iterator[str]:
         return
     where = ", ".join(f"{axis} {index}" for axis, index in found["where"].items())
     shapes = " and ".join(map(str, found["shapes"]))
-    numbers = f"{float(found['actual']):.6g} in place of {float(found['expected']):.6g}"
+    numbers = "{} in place of {}".format(*unequal(float(found["actual"]), float(found["expected"])))
     yield f"Smallest example: {found['what']} at {where} of {shapes}: {numbers}"

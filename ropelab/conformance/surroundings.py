@@ -133,7 +133,7 @@ class Surroundings:
         self._set = {setting: value for setting, value in before if setting.own} | self._set
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", message=".*deterministic")
+            warnings.simplefilter("ignore")  # a report has no warnings of libraries
             stack.enter_context(torch.inference_mode(False))
             stack.callback(_apply, before)
             _apply((setting, setting.neutral) for setting in SETTINGS if setting.neutral is not _AS_IT_IS)

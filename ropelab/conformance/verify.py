@@ -35,6 +35,8 @@ SHRINK_SECONDS = 1.0
 other work on the machine cannot end the search early."""
 ROUNDS_OPERATIONS = "in 16 bits it rounds after every operation, not once at the end; --maths narrow declares that"
 """What to note of a function that has more roundings in 16 bits than its convention, and no other deviation."""
+OTHER_TABLES = "it refuses the usual tables in 16 bits, and takes the other: --maths declares 16-bit or float32 tables"
+"""What to note of a function that is right with tables of another dtype than usual in its convention."""
 
 
 def verify(
@@ -97,11 +99,11 @@ def judge(
         found: called with each result, and again if the search finds a smaller counterexample.
     """
 
-    lenient = False
+    lenient, narrow = False, declaration.claims["narrow"]
 
     def fresh() -> Any:
         """Return a subject without state, so that the cache of a module in one law cannot reach another law."""
-        return replace(declaration.subject(function, surroundings), lenient=lenient)
+        return replace(declaration.subject(function, surroundings), lenient=lenient, narrow=narrow)
 
     sizes = declaration.sizes
     with surroundings.ours():
@@ -111,6 +113,7 @@ def judge(
             begun(f"the law {law.name}")
             results.append(hold(law, fresh, sizes, shrink, found, strict=declaration.strict))
             lenient = lenient or results[-1].message == ROUNDS_OPERATIONS
+            narrow = narrow != (results[-1].message == OTHER_TABLES)
             if len(results) == 1 and diagnose and not declaration.writes_cache:
                 begun("the calls after the first law")
                 history = recalls(fresh, sizes)
@@ -137,13 +140,20 @@ def measure(
     The command ``ropelab verify`` measures a wrong function after the laws; a report of `verify` does so when its
     ``identification`` is used.
     """
-    lenient = any(result.message == ROUNDS_OPERATIONS for result in report.results)
-    subject = replace(declaration.subject(function, surroundings), lenient=lenient)
+    said = [result.message for result in report.results]
+    subject = declaration.subject(function, surroundings)
+    subject = replace(subject, lenient=ROUNDS_OPERATIONS in said, narrow=subject.narrow != (OTHER_TABLES in said))
     with surroundings.ours():
         if declaration.writes_cache:
             return identify_cache(subject, declaration.sizes)
         seconds = THOROUGH_SECONDS if declaration.thorough else SECONDS
-        return identify(subject, declaration.sizes, seconds, report.history)
+        if report.failed != ("inplace",):
+            return identify(subject, declaration.sizes, seconds, report.history)
+        if report["inplace"].counterexample is None:  # the law says what happened
+            return Identification()
+        found = identify(replace(subject, in_place=True), declaration.sizes, seconds)
+        deviations = tuple(replace(d, words=f"{d.words} with inplace=True") for d in found.deviations)
+        return replace(found, deviations=deviations, repair=None)
 
 
 def hold(
@@ -164,7 +174,8 @@ def hold(
         shrink: look for smaller sizes.
         found: called with the result before the search, during which the function may end the process, and again after
             the search.
-        strict: whether more roundings in 16 bits than the subject declares break the law. They are noted otherwise.
+        strict: whether more roundings in 16 bits than the subject declares, and tables of another dtype, break the law.
+            They are noted otherwise.
     """
     started = time.monotonic()
     outcome = _attempt(law, fresh(), sizes)
@@ -172,6 +183,9 @@ def hold(
     if not strict and example is not None and example.case.inputs[0].dtype in (torch.bfloat16, torch.float16):
         again = _attempt(law, replace(fresh(), lenient=True), sizes)
         outcome = replace(again, status="note", message=ROUNDS_OPERATIONS) if again.status == "pass" else outcome
+    if not strict and outcome.status == "error":
+        again = _attempt(law, replace(subject := fresh(), narrow=not subject.narrow), sizes)
+        outcome = replace(again, status="note", message=OTHER_TABLES) if again.status == "pass" else outcome
     outcome = replace(outcome, seconds=time.monotonic() - started)
     found(outcome)
     if outcome.failed and shrink:

@@ -24,6 +24,12 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {message[:LONGEST]}".removesuffix(": ")
 
 
+def unequal(one: float, other: float) -> tuple[str, str]:
+    """Return two numbers with six digits, or with as many more as tell them apart."""
+    told = ((f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in (6, 9, 12, 17))
+    return next((both for both in told if both[0] != both[1]), (f"{one:.17g}", f"{other:.17g}"))
+
+
 def failure(result: Result) -> str:
     """Return the law, its statement and the counterexample of a result that failed, in several lines."""
     lines = [f"{result.law}: {result.statement}"]

@@ -6,7 +6,7 @@ also for fresh numbers, positions and slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,8 +15,9 @@ import torch
 
 from ropelab.conformance.cache.block_scales import BlockScales
 from ropelab.conformance.cache.case import CacheCase, bits, numbers
-from ropelab.conformance.cache.subject import Bounded, CacheSubject
-from ropelab.conformance.case import NotApplicable, Sizes
+from ropelab.conformance.cache.laws import with_yarn
+from ropelab.conformance.cache.subject import Bounded, CacheSubject, Scaling, yarn
+from ropelab.conformance.case import Sizes
 from ropelab.conformance.identify.deviation import Deviation, Scope
 from ropelab.conformance.identify.identification import Identification
 from ropelab.kernels import NO_POSITION
@@ -46,6 +47,8 @@ class Seen:
 
 
 Change = Callable[[CacheCase], CacheCase]
+Yarn = tuple[float, float, float, float]
+"""Factor, low, high and attention factor."""
 Hypothesis = Callable[[CacheSubject, CacheCase], Bounded]
 
 
@@ -56,12 +59,26 @@ def identify_cache(subject: CacheSubject, sizes: Sizes) -> Identification:
         subject: the operator, which broke a law.
         sizes: the extents of the calls.
     """
-    try:
-        seen = [_seen(subject, replace(sizes, tokens=sizes.tokens + seed), seed) for seed in SEEDS]
-    except NotApplicable:
-        return Identification()
-    except Exception:  # the laws show the traceback
-        return Identification()
+    kind = subject.convention
+    draws: dict[str, Callable[..., CacheCase]] = {"": subject.draw}
+    if kind.own_angles:
+        draws["where the call asks for YaRN"] = lambda *of, **options: with_yarn(subject.draw(*of, **options))
+    if not kind.float8_only:
+        for dtype in FLOAT8_DTYPES:
+            draws[f"in caches of {str(dtype).removeprefix('torch.')}"] = partial(subject.draw, cache_dtype=dtype)
+    for words, draw in draws.items():
+        try:
+            seen = [_seen(subject, draw(replace(sizes, tokens=sizes.tokens + seed), seed=seed)) for seed in SEEDS]
+        except Exception:  # the convention has no such call, or the laws show the traceback
+            continue
+        found = _identified(subject, seen, words)
+        if not found.silent:
+            return found
+    return Identification()
+
+
+def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> Identification:
+    """Return the deviations in some calls; ``circumstances`` says what they have in common."""
     found, right, unexplained = [], [], []
     for which, part in enumerate(PARTS):
         if seen[0].values[which] is None:
@@ -73,24 +90,24 @@ def identify_cache(subject: CacheSubject, sizes: Sizes) -> Identification:
         explanation = next(_explanations(subject, seen, which, part, wrong), None)
         if explanation is None:
             share = np.mean([elements.mean() for elements in wrong])
-            unexplained.append(f"{part}: {share:.0%} of the elements")
+            unexplained.append(f"{part} {circumstances}".rstrip() + f": {share:.0%} of the elements")
         else:
-            found.append(explanation)
+            where = f"{explanation.scope.words} {circumstances}".strip()
+            found.append(replace(explanation, scope=replace(explanation.scope, words=where)))
     if any(one.outside for one in seen):
         words = "is written outside of the slots of the tokens"
         found.append(Deviation("outside", words, DEFINITION, _nothing, scope=Scope("the memory of the caches")))
     if unexplained:
         facts = (*(f"{d} (proven)" for d in found), *(f"{name} is right" for name in right))
         return Identification((), False, tuple(unexplained), facts=facts)
-    return Identification(tuple(found), bool(found), right=tuple(right))
+    return Identification(tuple(found), bool(found), right=tuple(right) if found else ())
 
 
 def _nothing(plan: object) -> None:
     """The hypothesis itself is the simulation of an operator's deviation."""
 
 
-def _seen(subject: CacheSubject, sizes: Sizes, seed: int) -> Seen:
-    case = subject.draw(sizes, seed=seed)
+def _seen(subject: CacheSubject, case: CacheCase) -> Seen:
     written = subject(case)
     q = numbers(written.q.reshape(case.inputs[0].shape)[0]) if written.q is not None else None
     outside = ~case.named()
@@ -192,6 +209,8 @@ def _hypotheses(subject: CacheSubject, which: int) -> Iterator[tuple[str, Hypoth
     elif which:
         other = 3 - which
         yield f"is {'kv'[other - 1]}", lambda s, case: _definition(s, case, other)
+    if not isinstance(subject.convention, BlockScales):
+        yield from _scale_hypotheses(subject, which)
     yield "is the one of the next token", called(lambda c: _rolled(c, which, -1))
     yield "is the one of the token before", called(lambda c: _rolled(c, which, 1))
     if which == 2:
@@ -219,8 +238,98 @@ def _hypotheses(subject: CacheSubject, which: int) -> Iterator[tuple[str, Hypoth
     for words, change in norms.items():
         yield words, called(change)
         yield f"{words}, and is not rotated", called(_unrotated(change))
+    if subject.convention.own_angles:
+        for words, scaling in SCALINGS.items():
+            yield words, called(lambda c: c, replace(subject, scaling=scaling))
+        for words, of in YARN.items():
+            yield words, called(partial(_with_numbers, of=of))
+        turned = replace(subject, scaling=lambda f, place, factor: 1.25 * yarn(f, place, factor))
+        words = "has the angles, and not cosines and sines, multiplied by the attention factor"
+        yield words, called(lambda c: replace(c, yarn=(*c.yarn[:3], 1.0)) if c.yarn[3] == 1.25 else c, turned)
     for eps in (0.0, 1e-5, 1e-8, 1e-3, 1e-2, 1e-12):
         yield f"is normalized with eps {eps:g}", called(partial(replace, eps=eps))
+
+
+def _with_numbers(case: CacheCase, of: Callable[[float, float, float, float], Yarn]) -> CacheCase:
+    return replace(case, yarn=of(*case.yarn))
+
+
+def _of_scale(s: Sequence[float], other: int) -> float:
+    return s[other]
+
+
+def _scale_hypotheses(subject: CacheSubject, which: int) -> Iterator[tuple[str, Hypothesis]]:
+    """Yield what becomes of the scale of an 8-bit float, in all features or in some."""
+    names = ("q", "k", "v")
+    changes: dict[str, Callable[[Sequence[float]], float]] = {
+        "is stored without its scale": lambda s: 1.0,
+        "is multiplied by its scale, in place of divided": lambda s: 1 / s[which],
+        "is divided by its scale twice": lambda s: s[which] ** 2,
+    }
+    for other, name in enumerate(names):
+        if other != which:
+            changes[f"is divided by the scale of {name}"] = partial(_of_scale, other=other)
+    parts: dict[str, Callable[[CacheCase, int], np.ndarray]] = {
+        "": lambda case, width: np.ones(width, bool),
+        " in the features that rotate": lambda case, width: np.arange(width) < case.rotary_dim,
+        " in the features that do not rotate": lambda case, width: np.arange(width) >= case.rotary_dim,
+    }
+    for words, scale in changes.items():
+        for where, features in parts.items():
+
+            def stored(subject: CacheSubject, case: CacheCase, scale=scale, features=features) -> Bounded:
+                scales = list(case.scales)
+                scales[which] = scale(case.scales)
+                right, told = (
+                    _definition(subject, c, which)
+                    for c in (case, replace(case, scales=(scales[0], scales[1], scales[2])))
+                )
+                hit = features(case, right[0].shape[-1])
+                return np.where(hit, told[0], right[0]), np.where(hit, told[1], right[1])
+
+            yield words + where, stored
+
+
+SCALINGS: dict[str, Scaling] = {
+    "does not scale its frequencies": lambda f, place, factor: f,
+    "divides all frequencies by the factor": lambda f, place, factor: f / factor,
+    "multiplies frequencies by the factor, in place of dividing them": lambda f, place, factor: yarn(
+        f, place, 1 / factor
+    ),
+    "has YaRN's ramp reversed: fast pairs are divided": lambda f, place, factor: yarn(f, 1 - place, factor),
+    "has YaRN's ramp without ends: it is not clamped to 0 and 1": lambda f, place, factor: (
+        f * (1 - place) + f / factor * place
+    ),
+    "has the square of YaRN's ramp": lambda f, place, factor: yarn(f, np.clip(place, 0, 1) ** 2, factor),
+    "has a smooth curve in place of YaRN's ramp": lambda f, place, factor: yarn(
+        f, np.clip(place, 0, 1) ** 2 * (3 - 2 * np.clip(place, 0, 1)), factor
+    ),
+    "has a step at the low end in place of YaRN's ramp": lambda f, place, factor: np.where(place > 0, f / factor, f),
+    "has a step at the high end in place of YaRN's ramp": lambda f, place, factor: np.where(place >= 1, f / factor, f),
+    "mixes wavelengths in place of frequencies": lambda f, place, factor: (
+        f / (1 - np.clip(place, 0, 1) + factor * np.clip(place, 0, 1))
+    ),
+}
+"""A mistake about YaRN's frequencies in words -> the frequencies with it."""
+
+YARN: dict[str, Callable[[float, float, float, float], Yarn]] = {
+    "is not multiplied by the attention factor": lambda s, low, high, m: (s, low, high, 1.0),
+    "is multiplied by the attention factor twice": lambda s, low, high, m: (s, low, high, m * m),
+    "is divided by the attention factor": lambda s, low, high, m: (s, low, high, 1 / m),
+    "takes low and high in each other's place": lambda s, low, high, m: (s, high, low, m),
+    "rounds low down and high up": lambda s, low, high, m: (s, float(np.floor(low)), float(np.ceil(high)), m),
+    "rounds low up and high down": lambda s, low, high, m: (s, float(np.ceil(low)), float(np.floor(high)), m),
+    "rounds low and high down": lambda s, low, high, m: (s, float(np.floor(low)), float(np.floor(high)), m),
+    "rounds low and high to the nearest pair": lambda s, low, high, m: (
+        s,
+        float(np.rint(low)),
+        float(np.rint(high)),
+        m,
+    ),
+    "takes the square root of the factor": lambda s, low, high, m: (s**0.5, low, high, m),
+    "takes the factor twice": lambda s, low, high, m: (s * s, low, high, m),
+}
+"""A mistake about YaRN's numbers in words -> the numbers with it."""
 
 
 def _at(case: CacheCase, change: Callable[[torch.Tensor], torch.Tensor]) -> CacheCase:

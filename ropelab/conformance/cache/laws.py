@@ -42,8 +42,12 @@ def definition(subject, sizes):
     if subject.convention.offset:
         yield from _against_truth(subject, subject.draw(sizes, weight_offset=1.0), " with 1 + w for the weights")
     if subject.convention.own_angles:
-        scaled = replace(subject.draw(sizes), yarn=(4.0, 1.0, max(sizes.rotary_dim / 2 - 1, 2.0), 1.25))
-        yield from _against_truth(subject, scaled, " with YaRN's frequencies")
+        yield from _against_truth(subject, with_yarn(subject.draw(sizes)), " with YaRN's frequencies")
+
+
+def with_yarn(case: CacheCase) -> CacheCase:
+    """Return the case with YaRN's frequencies; the ends of the ramp lie between pairs, as with ``truncate=False``."""
+    return replace(case, yarn=(4.0, 0.75, max(case.rotary_dim / 2 - 1.25, 2.25), 1.25))
 
 
 @law("A cache in 8-bit floats holds the values divided by their scales, rounded, within the derived bound.",

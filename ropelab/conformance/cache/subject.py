@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
@@ -51,6 +52,15 @@ def _nearest(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
     return (to_float8(x.float() / scale, dtype).float() * scale).to(x.dtype)
 
 
+def yarn(frequencies: np.ndarray, place: np.ndarray, factor: float) -> np.ndarray:
+    """Return YaRN's frequencies ``[R/2]``: kept below place 0 of the ramp, divided by the factor beyond place 1."""
+    share = np.clip(place, 0, 1)
+    return frequencies * (1 - share) + frequencies / factor * share
+
+
+Scaling = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
+
+
 @dataclass(frozen=True)
 class CacheSubject(Implementation):
     """An operator with the convention by which it is called.
@@ -62,6 +72,7 @@ class CacheSubject(Implementation):
         norm_last: whether the norm comes after the rotation (Hunyuan), not before it (Qwen3).
         norm_across: whether all heads of q, and all heads of k, of a token share a norm (Wan, OLMo 2).
         table_free: whether the caller passes frequencies (`ropelab.rotary_frequencies`) in place of tables.
+        scaling: YaRN's frequencies, from the unscaled ones, the places of the pairs on the ramp, and the factor.
 
     `Implementation` describes the other attributes.
     """
@@ -71,6 +82,7 @@ class CacheSubject(Implementation):
     norm_last: bool = False
     norm_across: bool = False
     table_free: bool = False
+    scaling: Scaling = yarn
 
     # ---------------------------------------------------------------------------------- how the function is called
 
@@ -210,8 +222,8 @@ class CacheSubject(Implementation):
         frequencies = exact(inverse_frequencies(case.rotary_dim, self.base))
         factor, low, high, attention_factor = case.yarn
         if factor != 1:
-            share = np.clip((np.arange(len(frequencies), dtype=EXACT) - low) / (high - low), 0, 1)
-            frequencies = frequencies * (1 - share) + frequencies / factor * share
+            place = (np.arange(len(frequencies), dtype=EXACT) - low) / (high - low)
+            frequencies = self.scaling(frequencies, place, factor)
         angles = positions[:, None, None].astype(EXACT) * frequencies
         computed, kept = (
             Rounding.truncating(torch.float32),

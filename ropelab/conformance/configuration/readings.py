@@ -109,7 +109,7 @@ class Stated:
 def readings(stated: Stated) -> Iterator[Reading]:
     """Yield wrong readings, the likeliest first. Readings that no rotation has are left out."""
     right = Reading.of(stated.rope())
-    for make in (_layers, _ignored, _exchanged, _partial, _lengths, _replaced, _twice, _sections, _alike):
+    for make in (_layers, _ignored, _exchanged, _partial, _lengths, _replaced, _twice, _ramps, _sections, _alike):
         for key, words, rope in make(stated):
             try:
                 yield Reading.of(rope(), key, words)
@@ -268,18 +268,79 @@ def _twice(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
                     (partial(replace, rope, inverse_frequencies=theta / factor)),
                 )
                 if stated.parameters.get("rope_type") == "yarn":
-                    mirrored = plain + plain / factor - theta
-                    yield (
-                        "beta_fast",
-                        "and beta_slow are exchanged: slow pairs keep their frequency",
-                        (partial(replace, rope, inverse_frequencies=mirrored)),
-                    )
                     power = plain ** (1 + math.log(factor) / math.log(base))
-                    yield (
-                        "factor",
-                        "multiplies the base inside of the power",
-                        (partial(replace, rope, inverse_frequencies=power)),
-                    )
+                    words = "multiplies the base inside of the power"
+                    yield "factor", words, partial(replace, rope, inverse_frequencies=power)
+
+
+def _ramps(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
+    """The ramps between kept and divided frequencies, with a mistake inside of the formula."""
+    rope, parameters = stated.rope(), stated.parameters
+    kind, factor = parameters.get("rope_type") or parameters.get("type"), parameters.get("factor")
+    length = parameters.get(TRAINED) or stated.settings.get(TRAINED)
+    if kind not in ("yarn", "llama3") or not factor or not length:
+        return
+    theta = frequencies.inverse_frequencies(rope.rotary_dim, float(parameters["rope_theta"]))
+    ramps = _yarn_ramps if kind == "yarn" else _llama3_ramps
+    for key, words, slowed in ramps(parameters, rope, theta, float(length)):
+        mixed = slowed * theta / factor + (1 - slowed) * theta
+        yield key, words, partial(replace, rope, inverse_frequencies=mixed)
+
+
+def _yarn_ramps(parameters, rope: Rope, theta: torch.Tensor, length: float) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Wrong ramps of YaRN: key, words, and the share ``[pairs]`` of the divided frequency."""
+    fast, slow = float(parameters.get("beta_fast") or 32), float(parameters.get("beta_slow") or 1)
+    base, width = float(parameters["rope_theta"]), rope.rotary_dim
+    pair = torch.arange(len(theta), dtype=torch.float64)
+    ends: dict[str, Callable[[float], float]] = {"floor": math.floor, "ceil": math.ceil, "as they are": float}
+    whole = ("floor", "ceil") if parameters.get("truncate", True) else ("as they are", "as they are")
+
+    def ramp(fast=fast, slow=slow, width=width, turn=2 * math.pi, ends_are=whole, most=None, pair=pair, clamped=True):
+        first, last = (width * math.log(length / (n * turn)) / (2 * math.log(base)) for n in (fast, slow))
+        first, last = (ends[how](end) for how, end in zip(ends_are, (first, last), strict=True))
+        first, last = max(first, 0), min(last, (most or width) - 1)
+        found = (pair - first) / (last - first if last != first else 0.001)
+        return found.clamp(0, 1) if clamped else found
+
+    yield "beta_fast", "and beta_slow are exchanged: slow pairs keep their frequency", 1 - ramp()
+    yield "beta_fast", "and beta_slow are exchanged before they are rounded", ramp(fast=slow, slow=fast)
+    for one, other in ((a, b) for a in ends for b in ends):
+        words = f"is not followed: the first end of the ramp is rounded by {one}, the last by {other}"
+        yield "truncate", words, ramp(ends_are=(one, other))
+    for name, wide in (("pairs", width // 2), ("features of a head", rope.head_dim), ("twice the features", 2 * width)):
+        if wide and wide != width:
+            words = f"and beta_slow give a ramp for the number of {name}, {wide}, in place of {width}"
+            yield "beta_fast", words, ramp(width=wide, most=width)
+    yield "beta_fast", "and beta_slow count radians in place of turns: 2 pi is missing", ramp(turn=1.0)
+    yield "beta_fast", "and beta_slow give a ramp over features in place of pairs", ramp(pair=2 * pair)
+    yield "beta_fast", "and beta_slow give a ramp without ends: it is not clamped to 0 and 1", ramp(clamped=False)
+    yield "beta_fast", "and beta_slow give a step in place of a ramp", (ramp() > 0).double()
+    yield "beta_fast", "and beta_slow give a ramp that ends with the pairs", ramp(most=width // 2)
+    soft = ramp()
+    inverse = soft * parameters["factor"] + 1 - soft  # the mean of wavelengths
+    rate = (1 - 1 / inverse) / (1 - 1 / parameters["factor"])
+    yield "beta_fast", "and beta_slow mix wavelengths in place of frequencies", rate
+
+
+def _llama3_ramps(parameters, rope: Rope, theta, length: float) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Wrong ramps of Llama 3, as for `_yarn_ramps`."""
+    low, high = float(parameters.get("low_freq_factor") or 1), float(parameters.get("high_freq_factor") or 4)
+    turns = length * theta / (2 * math.pi)
+    if low >= high:
+        return
+    yield "low_freq_factor", "and high_freq_factor are exchanged", ((turns - low) / (high - low)).clamp(0, 1)
+    words = "and high_freq_factor are exchanged: every pair below high_freq_factor turns is divided by the factor"
+    yield "low_freq_factor", words, (turns < high).double()
+    words = "has no effect: there is a step in place of the ramp"
+    yield "high_freq_factor", words, (turns <= low).double()
+    words = "is a threshold: every pair below it is divided by the factor, without a ramp"
+    yield "high_freq_factor", words, (turns < high).double()
+    middle = ((high - turns * 2 * math.pi) / (high - low)).clamp(0, 1)
+    yield "low_freq_factor", "and high_freq_factor count radians in place of turns: 2 pi is missing", middle
+    waves = ((1 / turns - 1 / high) / (1 / low - 1 / high)).clamp(0, 1)
+    yield "low_freq_factor", "and high_freq_factor give a ramp over wavelengths in place of frequencies", waves
+    unclamped = (high - turns) / (high - low)
+    yield "low_freq_factor", "and high_freq_factor give a ramp without ends: it is not clamped to 0 and 1", unclamped
 
 
 def _sections(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
@@ -345,11 +406,19 @@ def _magnitudes(stated: Stated, right: Reading) -> Iterator[Reading]:
             (key, f"{which}goes through 0.1 m ln(factor) + 1 a second time", found * log + 1),
             (key, f"{which}is multiplied by 0.1 ln(factor) + 1", found * (log + 1)),
             ("factor", "is itself the factor of cosines and sines", factor),
+            (key, f"{which}is ln(factor) + 1: the 0.1 is missing", 10 * log + 1),
+            (key, f"{which}is 0.1 log10(factor) + 1, in place of the natural logarithm", log / math.log(10) + 1),
+            (key, f"{which}is 0.1 log2(factor) + 1, in place of the natural logarithm", log / math.log(2) + 1),
+            (key, f"{which}is 0.1 ln(factor): the 1 is missing", log),
+            (key, f"{which}is applied as its square root", found**0.5),
         ]
         for name in ("mscale", "mscale_all_dim"):
             if parameters.get(name):
                 other = "mscale_all_dim" if name == "mscale" else "mscale"
                 hypotheses.append((other, "is ignored", m(float(parameters[name]))))
+        if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+            product = math.prod(m(float(parameters[name])) for name in ("mscale", "mscale_all_dim"))
+            hypotheses.append(("mscale_all_dim", "multiplies the factor of mscale, in place of dividing it", product))
     for name, words, value in hypotheses:
         if abs(value - found) > 1e-9 * found:
             yield replace(right, key=name, words=words, factor=value)

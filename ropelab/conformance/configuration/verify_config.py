@@ -18,6 +18,7 @@ from ropelab.conformance.configuration.measured import Measured, NotMeasured, me
 from ropelab.conformance.configuration.readings import Reading, Stated, readings
 from ropelab.conformance.identify.angles import refined, simple, slopes
 from ropelab.conformance.report import versions
+from ropelab.conformance.words import unequal
 
 FORMAT = 1
 """The version of the format of a report as JSON. A new key keeps the version; a key that changes or goes raises it."""
@@ -303,7 +304,12 @@ class Measure:
         if not self.fits(right, turn=False):
             sized = [one for one in known if self.fits(one, turn=False)]
             factor = float(np.median(np.hypot(self.cos, self.sin)))
-            words = f"of cosines and sines is {factor:.6g}, in place of {right.factor:.6g}"
+            sizes = np.hypot(self.cos, self.sin)
+            words = "of cosines and sines is {}, in place of {}".format(*unequal(factor, right.factor))
+            if abs(factor / right.factor - 1) <= 8 * max(self.target.unit, UNIT):
+                words = "of cosines and sines is not one number: it goes from {} to {}".format(
+                    *unequal(float(sizes.min()), float(sizes.max()))
+                )
             found.append(self._finding(sized or [replace(right, key="attention_factor", words=words, factor=factor)],
                                        right, kind, turn=False))  # fmt: skip
         return found
@@ -323,8 +329,12 @@ class Measure:
         pair = int(np.argmax(self.share(right, **which)[token]))
         at = self.at[..., token].tolist()
         angle = right.angles(self.at)[token, pair]
-        numbers = f"cos {self.cos[token, pair]:.6g}, sin {self.sin[token, pair]:.6g}"
-        expected = f"cos {right.factor * np.cos(angle):.6g}, sin {right.factor * np.sin(angle):.6g}"
+        measured = float(self.cos[token, pair]), float(self.sin[token, pair])
+        (cos, right_cos), (sin, right_sin) = (
+            (f"{a:.6g}", f"{b:.6g}") if a == b else unequal(a, b)
+            for a, b in zip(measured, (right.factor * np.cos(angle), right.factor * np.sin(angle)), strict=True)
+        )
+        numbers, expected = f"cos {cos}, sin {sin}", f"cos {right_cos}, sin {right_sin}"
         return f"position {at}, pair {pair}: {numbers}, in place of {expected}"
 
     def _recovered(self, right: Reading) -> Reading:

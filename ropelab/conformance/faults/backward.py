@@ -170,8 +170,8 @@ def backward_forgets_factor(t, freqs_cos, freqs_sin):
     "Cosines and sines are taken as constants.",
     symptom="learned frequencies stay as they are, without an error",
     seen_in=None,
-    convention="huggingface",
+    convention="ropelab",
     must_fail=("table_gradients",),
 )
-def tables_taken_as_constants(q, k, cos, sin, unsqueeze_dim=1):
-    return correct.huggingface(q, k, cos.detach(), sin.detach(), unsqueeze_dim)
+def tables_taken_as_constants(q, k=None, *, cos, sin, **options):
+    return correct.ropelab(q, k, cos=cos.detach(), sin=sin.detach(), **options)

@@ -58,6 +58,8 @@ def slopes(angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Args:
         angles: ``[tokens, pairs]``, for consecutive positions from 0 on.
     """
+    if len(angles) < 2:  # a single token shows no slope
+        return np.zeros(angles.shape[1]), angles[0]
     slope = np.median(_wrapped(np.diff(angles, axis=0)), axis=0)
     for token in range(2, len(angles)):  # each later token has a longer lever
         slope = slope + _wrapped(angles[token] - angles[0] - token * slope) / token

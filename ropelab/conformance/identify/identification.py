@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ropelab.conformance.identify.repair import Repair, repaired
 from ropelab.conformance.identify.scopes import scopes
 from ropelab.conformance.identify.search import search
 from ropelab.conformance.subject import Subject
+from ropelab.conformance.words import unequal
 
 SECONDS = 10.0
 """The time limit of an identification. It is CPU time of the thread, so that other work cannot end the search."""
@@ -137,9 +138,9 @@ def identify(
             if not left:
                 repair = repaired(subject, sizes, best)
                 wrong = evidence.wrong(())
-                return Identification(
-                    best, True, (), repair, _example(subject, sizes, wrong), _right(wrong, evidence.answers)
-                )
+                right = _right(wrong, evidence.answers)
+                told = tuple(_opposed(d, subject, right) for d in best)
+                return Identification(told, True, (), repair, _example(subject, sizes, wrong), right)
             evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
         return Identification(best, False, tuple(_unexplained(left, evidence.answers)), facts=_facts(evidence, left))
     except OutOfTime:
@@ -229,7 +230,8 @@ def _told(subject: Subject, answer: Answer, elements: np.ndarray) -> str:
     if isinstance(answer.values, str) or isinstance(right, str) or answer.question.kind not in (FORWARD, GRADIENT):
         return told
     at = tuple(int(i) for i in np.argwhere(elements)[0])
-    return f"{told}, such as {list(at)}: {float(answer.values[at]):.6g} in place of {float(right[0][at]):.6g}"
+    actual, expected = unequal(float(answer.values[at]), float(right[0][at]))
+    return f"{told}, such as {list(at)}: {actual} in place of {expected}"
 
 
 def _example(subject: Subject, sizes: Sizes, wrong) -> str:
@@ -259,6 +261,15 @@ def _smaller(subject: Subject, sizes: Sizes, answer: Answer, deadline: float) ->
                 elements = small.wrong(subject, ())
                 if elements.any() and small.size < answer.size:
                     yield candidate, small, elements
+
+
+def _opposed(deviation: Deviation, subject: Subject, right: tuple[str, ...]) -> Deviation:
+    """Return the deviation with the pairs of the other input, if q and k have different pairs."""
+    other = {"q": "k", "k": "q"}.get(deviation.scope.name)
+    if deviation.kind != "layout" or other not in right:
+        return deviation
+    words = f"{deviation.words}, and {other} as {subject.layout}: scores between q and k mix features of other pairs"
+    return replace(deviation, words=words)
 
 
 def _right(wrong, answers) -> tuple[str, ...]:

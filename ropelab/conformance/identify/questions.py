@@ -106,6 +106,7 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         "an offset for each sequence": case(offsets=offsets),
         "negative positions": case(offsets=-3 - more),
         "positions for each sequence": case(positions=apart),
+        "positions that all sequences share": case(positions=torch.arange(tokens) + moved),
         "large positions": case(replace(sizes, tokens=5), positions=far),
         "large negative positions": case(replace(sizes, tokens=5), positions=-far),
         "packed documents": case(replace(one_row, tokens=9 + more), lengths=(2, 1, 1, 5 + more)),
@@ -125,9 +126,11 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         "the inverse rotation": case(inverse=True),
     }
     section, along = axes_positions(sizes)
-    for turns, words in ((False, "with adjacent pairs"), (True, "in turns")):
+    # Axes that take turns need a first section of at least the size of the others.
+    sections = {"with adjacent pairs": (section[::-1] if variant else section, False), "in turns": (section, True)}
+    for words, (some, turns) in sections.items():
         cases[f"positions along three axes {words}"] = case(
-            positions=along + more, mrope_section=section, mrope_interleaved=turns
+            positions=along + more, mrope_section=some, mrope_interleaved=turns
         )
     # Beyond 65504 float16 overflows and TF32 does not; 100001 wraps to different rows in 15, 16 and signed 16 bits. A
     # function that gets tables makes no angles.

@@ -86,7 +86,7 @@ def _repaired(subject: Subject, description: tuple[Deviation, ...]) -> tuple[str
         by_name.setdefault(deviation.scope.name, []).append(deviation)
     if set(by_name) <= {"", "x"}:
         return _undone(subject, description)
-    if "" in by_name:
+    if "" in by_name or any(deviation.kind == "layout" for deviation in description):  # a call has one layout
         return None
     said, fixed = [], subject
     for name, deviations in by_name.items():

@@ -25,7 +25,9 @@ CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "where each sequence has its own positions": lambda q, i: len(q.case.token_positions().unique(dim=0)) > 1,
     "where positions do not begin at 0": lambda q, i: bool((q.case.token_positions()[:, :1] != 0).any()),
     "at negative positions": lambda q, i: bool((q.case.token_positions() < 0).any()),
-    "where positions are passed one by one": lambda q, i: q.case.positions is not None,
+    "where positions, or rows of the tables, are passed once for all sequences": lambda q, i: (
+        q.case.positions is not None and q.case.positions.ndim == 1
+    ),
     "where inputs are cut out of a larger tensor": lambda q, i: q.name.startswith("inputs cut out"),
     "under autocast": lambda q, i: "autocast" in q.name,
     "where TF32 is allowed": lambda q, i: "TF32" in q.name,

@@ -15,7 +15,7 @@ from ropelab.conformance.identify.measured import Measured, structure
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question
 from ropelab.conformance.identify.scopes import in_results, pairs_of, scopes
-from ropelab.conformance.identify.vocabulary import vocabulary
+from ropelab.conformance.identify.vocabulary import expressible, vocabulary
 from ropelab.conformance.identify.wiring import wiring
 
 MOST = 4
@@ -155,7 +155,8 @@ def _together(
     """
     structural = tuple(d for d in measured if d.kind in ("layout", "wiring"))
     others = [d for d in measured if d.kind not in ("layout", "wiring")]
-    alone = [d for d in vocabulary() if d.kind in TOGETHER]
+    known = (d for d in vocabulary() if expressible(evidence.subject.convention, d.words))
+    alone = [d for d in known if d.kind in TOGETHER]
     coarse = [d for d in alone if d.kind in COARSE]
     pairs_of_two = [*combinations(others, 2), *product(others, alone), *product(coarse, alone)]
     probes: dict[str, tuple[Answer, float]] = {}
@@ -187,8 +188,10 @@ def _together(
 def _longer(evidence: Evidence, description: Description, measured: list[Deviation]) -> Iterator[Description]:
     """Yield the description with one deviation more, in each scope that contains its wrong answers."""
     wrong = evidence.wrong(description)
-    possible = list(scopes(wrong, evidence.answers))
-    candidates = [*measured, *raised(wrong), *vocabulary()]
+    convention = evidence.subject.convention
+    possible = [scope for scope in scopes(wrong, evidence.answers) if expressible(convention, scope.words)]
+    known = (d for d in vocabulary() if expressible(convention, d.words))
+    candidates = [*measured, *raised(wrong), *known]
     first = min(wrong, key=lambda w: _ease(w[0].question))[0] if wrong else None
     helps: dict[tuple, bool] = {}
     for scope in possible:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.case import rank_positions
+from ropelab.conformance.convention import Convention
 from ropelab.conformance.identify.deviation import Deviation
 from ropelab.conformance.identify.plan import FORMATS, INTEGER, OF_INPUT, REDUCED, Plan, Wires, last_row
 from ropelab.layout.pairing import LAYOUTS
@@ -168,6 +169,24 @@ def _replaced(one: int, other: int) -> Callable[[tuple[int, ...], Plan], tuple[i
     return lambda axes, plan: tuple(other if axis == one else axis for axis in axes)
 
 
+def _sections(
+    changed: Callable[[int, int, int], tuple[int, int, int]],
+) -> Callable[[tuple[int, ...], Plan], tuple[int, ...]]:
+    """Return the axes of other sections; the last of three adjacent sections reaches to the last pair."""
+
+    def axes_of(axes: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
+        case = plan.question.case
+        assert case.mrope_section is not None
+        if len(case.mrope_section) != 3:
+            return axes
+        section, pair = changed(*case.mrope_section), np.arange(len(axes))
+        if case.mrope_interleaved:
+            return tuple(int(i % 3) if i % 3 and i < 3 * section[i % 3] else 0 for i in pair)
+        return tuple(np.searchsorted(np.cumsum(section[:2]), pair, side="right").tolist())
+
+    return axes_of
+
+
 def _other_arrangement(axes: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
     """Return the axes with adjacent pairs of an axis in place of axes that take turns, or the other way round."""
     case = plan.question.case
@@ -317,6 +336,23 @@ def _from_decreases(plan: Plan) -> np.ndarray:
     return counted[..., None, None]
 
 
+SEEING_POSITIONS = frozenset((
+    "counts positions on from the first token and from every decrease",
+    "takes the absolute value of the position",
+    "takes positions modulo the number of tokens",
+    "takes positions modulo the largest position plus 1",
+    "takes positions below 0 for position 0",
+))  # fmt: skip
+"""Predicates of functions that see positions, or the tables of all positions."""
+
+
+def expressible(convention: Convention, words: str) -> bool:
+    """Return whether a function that is called by a convention can know what a predicate or a circumstance is about."""
+    if "document" in words and not convention.sees_documents:
+        return False
+    return convention.looks_up or words not in SEEING_POSITIONS
+
+
 ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes the number of the token within the call for the position": lambda p: p.token,
     "takes the positions of the first sequence for all sequences": lambda p: p.position[:1],
@@ -389,6 +425,24 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "exchanges the second and the third axis of the positions": lambda p: _along(p, _exchanged(1, 2)),
     "exchanges the first and the second axis of the positions": lambda p: _along(p, _exchanged(0, 1)),
     "exchanges the first and the third axis of the positions": lambda p: _along(p, _exchanged(0, 2)),
+    "takes the numbers of mrope_section twice as large": lambda p: _along(
+        p, _sections(lambda a, b, c: (2 * a, 2 * b, 2 * c))
+    ),
+    "takes half the numbers of mrope_section": lambda p: _along(p, _sections(lambda a, b, c: (a // 2, b // 2, c // 2))),
+    "takes the numbers of mrope_section for the ends of the sections": lambda p: _along(
+        p, _sections(lambda a, b, c: (a, max(b - a, 0), c))
+    ),
+    "reads mrope_section in reverse order": lambda p: _along(p, _sections(lambda a, b, c: (c, b, a))),
+    "exchanges the second and the third number of mrope_section": lambda p: _along(
+        p, _sections(lambda a, b, c: (a, c, b))
+    ),
+    "exchanges the first and the second number of mrope_section": lambda p: _along(
+        p, _sections(lambda a, b, c: (b, a, c))
+    ),
+    "begins the second section one pair late": lambda p: _along(p, _sections(lambda a, b, c: (a + 1, b - 1, c))),
+    "begins the second section one pair early": lambda p: _along(p, _sections(lambda a, b, c: (a - 1, b + 1, c))),
+    "begins the third section one pair late": lambda p: _along(p, _sections(lambda a, b, c: (a, b + 1, c - 1))),
+    "begins the third section one pair early": lambda p: _along(p, _sections(lambda a, b, c: (a, b - 1, c + 1))),
     "takes the other arrangement of the axes, adjacent pairs for turns or turns for adjacent pairs": lambda p: _along(
         p, _other_arrangement
     ),

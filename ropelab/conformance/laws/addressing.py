@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from ropelab.conformance.bounds import exact
-from ropelab.conformance.case import Case, NotApplicable, Sizes, rank_positions
+from ropelab.conformance.case import Broken, Case, NotApplicable, Noted, Sizes, rank_positions
 from ropelab.conformance.law import Comparison, against, law, names
+from ropelab.conformance.words import said
 from ropelab.layout.pairing import join, pairs
 
 
@@ -155,6 +156,12 @@ def rows_past_end(subject, sizes):
     lengths = (2, sizes.tokens)
     case = subject.cotangents(_packed(subject, sizes, lengths, padding=3))
     used = sum(lengths)
+    try:
+        subject(case)
+    except (Broken, NotApplicable):
+        raise
+    except Exception as refusal:
+        raise Noted(f"it refuses a packed buffer that is longer than cu_seqlens ({said(refusal)})") from refusal
     inside = subject.with_inputs(case, [x[:, :used] for x in case.inputs])
     both = [(subject(case), subject(inside), subject.expected(case), case.inputs, "{}")]
     if subject.convention.differentiable:
@@ -166,6 +173,9 @@ def rows_past_end(subject, sizes):
         for name, y, part, (_, bound), x in zip(names(case), actual, within, truth, given, strict=True):
             y, part, past = exact(y), exact(part), exact(x)[:, used:]
             unchanged = np.array_equal(y[:, used:], past)
+            if subject.convention.ends_with_documents and not unchanged and y[:, used:].any():
+                yield Comparison(what.format(name), y[:, :used], part, 2 * bound[:, :used], case)
+                raise Noted("it leaves other numbers in rows past the last document")
             expected = np.concatenate((part, past if unchanged else np.zeros_like(past)), axis=1)
             yield Comparison(what.format(name), y, expected, 2 * bound, case)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ropelab.conformance.bounds import exact
-from ropelab.conformance.case import NotApplicable
+from ropelab.conformance.case import Broken, NotApplicable
 from ropelab.conformance.law import AXES, Comparison, against, against_truth, equal, law, names
 from ropelab.layout.pairing import join, pairs
 
@@ -25,6 +25,16 @@ def definition(subject, sizes):
         yield from against_truth(subject, subject.draw(replace(sizes, rotary_dim=sizes.head_dim)))
     if "factor" in subject.convention.expresses:
         yield from against_truth(subject, subject.draw(sizes, factor=1.25))
+    if "positions" in subject.convention.expresses:
+        case = subject.draw(sizes, positions=torch.arange(sizes.tokens))
+        try:
+            comparisons = list(against_truth(subject, case))
+        except (Broken, NotApplicable):
+            raise
+        except Exception as refusal:  # a refusal is no wrong result
+            yield f"refuses positions, or rows of the tables, that all sequences share ({type(refusal).__name__})"
+        else:
+            yield from comparisons
 
 
 @law(

@@ -9,7 +9,7 @@ import torch
 from torch.autograd import backward, grad
 
 from ropelab.conformance.bounds import exact
-from ropelab.conformance.case import Broken, NotApplicable
+from ropelab.conformance.case import Broken, NotApplicable, Noted
 from ropelab.conformance.law import AXES, Comparison, against, law, names
 from ropelab.conformance.tensors import copied
 
@@ -72,6 +72,30 @@ def gradients_reach_inputs(subject, sizes):
         yield Comparison(f"whether a gradient reaches {name}", reached, ones, exactly, case, AXES[:3])
 
 
+@law("An input's gradient does not depend on whether the other input needs one, or on the use of its result.",
+     r"\nabla_q \langle R q, g \rangle = R^\top g \text{ for any } k")  # fmt: skip
+def lone_gradients(subject, sizes):
+    subject.require_gradients()
+    subject.require_pair()
+    case = subject.cotangents(subject.draw(sizes))
+    both = zip(subject.gradients(case)[1], subject.expected(case, case.cotangents, transposed=True), strict=True)
+    expected = [(exact(d), 2 * bound) for d, (_, bound) in both]
+    for which, name in enumerate(names(case)):
+        other = names(case)[1 - which]
+        for needed, where in ((False, f"{other} needs no gradient"), (True, f"the result of {other} is not used")):
+            inputs = [x.detach().requires_grad_(needed or i == which) for i, x in enumerate(case.inputs)]
+            made = zip(subject(replace(case, inputs=tuple(inputs))), case.cotangents, strict=True)
+            used = [(y, copied(g)) for i, (y, g) in enumerate(made) if y.requires_grad and (i == which or not needed)]
+            d = None
+            if used:
+                ys, gs = zip(*used, strict=True)
+                with subject.surroundings.theirs():
+                    (d,) = grad(ys, inputs[which], gs, allow_unused=True)
+            if d is None:
+                raise Broken(f"{name} gets no gradient where {where}")
+            yield Comparison(f"gradient of {name} where {where}", exact(d), *expected[which], case)
+
+
 @law("Cosines and sines that require a gradient get it: y is linear in them.",
      r"\langle \nabla_{cs}, c' s' \rangle = \langle R' x, g \rangle")  # fmt: skip
 def table_gradients(subject, sizes):
@@ -116,7 +140,8 @@ def along_tables(subject, case, other) -> list[torch.Tensor]:
     Raises:
         NotApplicable: the caller passes no tables, tables are constants in the convention, or the function refuses
             tables that require a gradient.
-        Broken: a table gets no gradient.
+        Noted: no table gets a gradient, and the convention does not say whether tables are constants.
+        Broken: a table gets no gradient, and another table or the convention says that it should.
     """
     subject.require_gradients()
     if subject.convention.computes_cosines:
@@ -137,8 +162,10 @@ def along_tables(subject, case, other) -> list[torch.Tensor]:
         if y.requires_grad:
             with subject.surroundings.theirs():
                 gradients = grad(y, tuple(tables.values()), copied(g), allow_unused=True, retain_graph=True)
-        if subject.convention.constant_tables and all(d is None for d in gradients):
-            raise NotApplicable(f"{subject.convention.name}: its tables are constants")
+        if subject.convention.constant_tables is not False and all(d is None for d in gradients):
+            if subject.convention.constant_tables:
+                raise NotApplicable(f"{subject.convention.name}: its tables are constants")
+            raise Noted("it takes cosines and sines as constants, which get no gradient")
         for name, d in zip(tables, gradients, strict=True):
             if d is None:
                 raise Broken(f"{name} requires a gradient and gets none")

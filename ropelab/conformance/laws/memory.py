@@ -9,7 +9,8 @@ import torch
 from torch.autograd import grad
 
 from ropelab.conformance.bounds import exact
-from ropelab.conformance.case import Broken
+from ropelab.conformance.case import Broken, NotApplicable
+from ropelab.conformance.convention import offers
 from ropelab.conformance.law import Comparison, against, counted, equal, law, names
 from ropelab.conformance.tensors import copied
 from ropelab.layout.seq_format import from_bshd, to_bshd
@@ -28,7 +29,15 @@ def inputs_unchanged(subject, sizes):
         versions = [x._version for x in working.inputs]
         arguments = subject.arguments(working)
         others = {name: x.clone() for name, x in arguments.others().items()}
-        outputs = subject.call(working, arguments)
+        try:
+            outputs = subject.call(working, arguments)
+        except (Broken, NotApplicable):
+            raise
+        except Exception as refusal:
+            if case is not projected:
+                raise
+            yield f"refuses views of projections ({type(refusal).__name__})"
+            continue
         written = versions != [x._version for x in working.inputs]
         if subject.in_place:
             yield from equal(case, working.inputs, outputs, "{} overwritten by the result")
@@ -50,6 +59,35 @@ def inputs_unchanged(subject, sizes):
             with subject.surroundings.theirs():
                 grad(outputs, tracked, given, allow_unused=True)
             yield from equal(case, given, case.cotangents, "cotangent of {} after the backward")
+
+
+@law("With inplace=True the input becomes the result, which is the same as without.", r"x \mapsto Rx")
+def inplace(subject, sizes):
+    if subject.in_place:
+        raise NotApplicable("every call is in place, so the other laws say it")
+    if subject.convention.in_place is not None or not offers(subject.function, "inplace"):
+        raise NotApplicable("the function has no argument 'inplace'")
+    subject = replace(subject, in_place=True)
+    cases = [subject.draw(sizes), subject.draw(sizes, offsets=3)]
+    cases.append(subject.draw(replace(sizes, batch=1, tokens=sizes.tokens + 3), lengths=(2, 1, sizes.tokens)))
+    for case in filter(subject.can, cases):
+        truth = subject.expected(case)
+        working = replace(case, inputs=tuple(map(copied, case.inputs)))
+        try:
+            outputs = subject.call(working, subject.arguments(working))
+        except (Broken, NotApplicable):
+            raise
+        except Exception as refusal:
+            raise NotApplicable(f"refuses inplace=True ({type(refusal).__name__})") from refusal
+        yield from against(case, outputs, truth, "{} with inplace=True", truth=True)
+        for name, x, now, y in zip(names(case), case.inputs, working.inputs, outputs, strict=True):
+            if torch.equal(x, now) and not torch.equal(y, now):
+                raise Broken(f"with inplace=True {name} stays as it was, and the result is in other memory")
+        yield from equal(case, working.inputs, outputs, "the input {} after a call with inplace=True")
+    if subject.convention.differentiable:
+        case = subject.cotangents(cases[0])
+        truth = subject.expected(case, case.cotangents, transposed=True)
+        yield from against(case, subject.gradients(case)[1], truth, "gradient of {} with inplace=True")
 
 
 @law("Every element of results and gradients is written: no earlier content of the memory is left.",
@@ -122,7 +160,15 @@ def guards(subject, sizes):
         guarded = replace(case, inputs=inputs)
         if not subject.can(guarded):
             continue
-        subject.call(guarded, subject.arguments(guarded))
+        try:
+            subject.call(guarded, subject.arguments(guarded))
+        except (Broken, NotApplicable):
+            raise
+        except Exception as refusal:
+            if not margin:
+                raise
+            yield f"refuses inputs with gaps ({type(refusal).__name__})"
+            continue
         yield counted(guarded, "elements written outside of the tensors", _gone(input_canaries))
         if subject.convention.differentiable:
             tracked = tuple(x.detach().requires_grad_() for x in inputs)

@@ -115,7 +115,7 @@ def _compared(traced: Traced, turn: Turn, rope: Rope, at: torch.Tensor, config: 
     axis = x.shape.index(tokens, 1)
     (x0, x1), (y0, y1) = (
         pairs(exact(z.transpose(1, axis)[..., first:end]), layout)
-        for z, layout in ((x, traced.layout), (y, traced.out_layout))
+        for z, layout in ((x, turn.layout), (y, turn.out_layout))
     )
     size = x0 * x0 + x1 * x1
     with np.errstate(invalid="ignore"):  # a pair of zeros, as a model makes of a padding token, shows no angle

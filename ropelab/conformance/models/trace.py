@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from types import CodeType, FrameType
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class Turn:
         call: the number of the call, counted over all functions that rotate.
         before, after: the argument and the result.
         name: the name of the argument.
+        layout, out_layout: the pairs of features in the argument and in the result.
         layer: the number of the layer that ran, if somebody says so.
     """
 
@@ -36,6 +38,8 @@ class Turn:
     before: torch.Tensor
     after: torch.Tensor
     name: str = ""
+    layout: str = "split_half"
+    out_layout: str = "split_half"
     layer: int | None = None
 
 
@@ -52,6 +56,9 @@ class Traced:
         factor: the factor of the lengths; 1 but for an attention factor in the tables.
         calls: how often it was called.
         turns: the tensors that it rotated, in the order of the calls.
+        replayed: calls the function once more, given the values of its parameters; None if that is impossible.
+        given: the values of its parameters in the first call.
+        stated: the frequencies of the model's configuration, ``[R/2]`` for each type of layers.
     """
 
     name: str
@@ -64,6 +71,9 @@ class Traced:
     factor: float
     calls: int = 1
     turns: tuple[Turn, ...] = field(default=(), repr=False, compare=False)
+    replayed: Callable[[dict[str, Any]], Any] | None = field(default=None, repr=False, compare=False)
+    given: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    stated: tuple[torch.Tensor, ...] = field(default=(), repr=False, compare=False)
 
 
 def rotations(call: Callable[[], Any], layer: Callable[[], int | None] = lambda: None) -> list[Traced]:
@@ -74,21 +84,23 @@ def rotations(call: Callable[[], Any], layer: Callable[[], int | None] = lambda:
         layer: returns the number of the layer that runs.
     """
     found: dict[tuple, Traced] = {}
-    entered: dict[int, tuple[dict[str, torch.Tensor], int]] = {}
+    entered: dict[int, tuple[dict[str, torch.Tensor], int, dict[str, Any]]] = {}
     outermost: list[tuple[tuple, Traced]] = []
 
     def watch(frame: FrameType, event: str, returned: Any) -> None:
         if event == "call":
             tensors = _arguments(frame)
-            if len(tensors) > 1:
-                entered[id(frame)] = tensors, len(outermost)
+            if len(tensors) > 1 or (tensors and "self" in frame.f_locals):
+                entered[id(frame)] = tensors, len(outermost), dict(frame.f_locals)
         elif event == "return":
             if id(frame) not in entered:
                 return
-            tensors, before = entered.pop(id(frame))
+            tensors, before, given = entered.pop(id(frame))
             sys.setprofile(None)
             try:
                 seen = _rotation(frame, tensors, returned)
+                if seen is not None and (frame.f_code, seen.layout, seen.rotary_dim) not in found:
+                    seen = replace(seen, replayed=_replayed(frame, given), given=given)
             finally:
                 sys.setprofile(watch)
             if seen is not None:
@@ -142,15 +154,53 @@ def _rotation(frame: FrameType, tensors: dict[str, torch.Tensor], returned: Any)
             if found is not None:
                 measured = measured or found
                 rotated.append(name)
-                turns.append(Turn(0, tensors[name].detach().clone(), y.detach().clone(), name))
+                turns.append(Turn(0, tensors[name].detach().clone(), y.detach().clone(), name, *found[:2]))
                 break
     others = [x for name, x in tensors.items() if name not in rotated]
-    if measured is None or not others:
+    if measured is None or not (others or len(rotated) > 1 or _turns_tokens_apart(turns[0], measured[2])):
         return None
     layout, out_layout, rotary_dim, factor = measured
     name, function = _named(frame.f_code, frame)
     return Traced(name, function, tuple(rotated), layout, out_layout, rotary_dim, results[0].shape[-1], factor,
                   turns=tuple(turns))  # fmt: skip
+
+
+def turned(turn: Turn, rotary_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The cosines and sines of a rotation, float64 ``[..., rotary_dim / 2]``, with the factor; NaN for zeros."""
+    x0, x1 = pairs(turn.before[..., :rotary_dim].double(), turn.layout)
+    y0, y1 = pairs(turn.after[..., :rotary_dim].double(), turn.out_layout)
+    size = x0 * x0 + x1 * x1
+    return (x0 * y0 + x1 * y1) / size, (x0 * y1 - x1 * y0) / size
+
+
+def _turns_tokens_apart(turn: Turn, rotary_dim: int) -> bool:
+    """Whether angles differ: an exchange of halves turns everything by a right angle."""
+    cosine = turned(turn, rotary_dim)[0].nan_to_num()
+    return bool((cosine.flatten() - cosine.flatten()[0]).abs().max() > 1e-3)
+
+
+def _replayed(frame: FrameType, given: dict[str, Any]) -> Callable[[dict[str, Any]], Any] | None:
+    """A function that runs the code of a frame once more, with other values of the parameters.
+
+    Methods and functions inside of functions are no names of a module, but their code, their globals and what they
+    enclose are those of the frame.
+    """
+    code = frame.f_code
+    if any(name not in given for name in code.co_freevars):
+        return None
+    closure = tuple(CellType(given[name]) for name in code.co_freevars)
+    function = FunctionType(code, frame.f_globals, code.co_name, None, closure)
+    names = code.co_varnames
+    count, only = code.co_argcount, code.co_kwonlyargcount
+    starred = count + only
+    rest = names[starred] if code.co_flags & CO_VARARGS else ""
+    options = names[starred + bool(rest)] if code.co_flags & CO_VARKEYWORDS else ""
+
+    def again(values: dict[str, Any]) -> Any:
+        named = {name: values[name] for name in names[count:starred]} | values.get(options, {})
+        return function(*(values[name] for name in names[:count]), *values.get(rest, ()), **named)
+
+    return again
 
 
 def _measured(x: torch.Tensor, y: torch.Tensor) -> tuple[str, str, int, float] | None:

@@ -11,9 +11,13 @@ from typing import Any
 import torch
 
 from ropelab.arguments import shown
+from ropelab.conformance.case import NotApplicable
+from ropelab.conformance.models.angle_laws import ropes
 from ropelab.conformance.models.attention_laws import ModelResult, hold_attention
 from ropelab.conformance.models.factory import NotBuilt, TinyModel, build
 from ropelab.conformance.models.function_laws import convention, hold_function, understood
+from ropelab.conformance.models.replay import NotUnderstood
+from ropelab.conformance.models.replay import understood as replay
 from ropelab.conformance.models.trace import Traced, rotations
 from ropelab.conformance.report import versions
 from ropelab.conformance.result import json_number
@@ -121,7 +125,6 @@ def verify_model(
     Raises:
         TypeError: ``model`` is neither a name nor a model.
     """
-    judged = function_report if laws_of is None else laws_of
     found: list[Traced] = []
     if isinstance(model, str):
 
@@ -141,7 +144,22 @@ def verify_model(
     name = type(tiny.model).__name__
     if not found:
         return ModelReport(tiny.architecture, name, message="no function rotates in a call of the model")
-    return ModelReport(tiny.architecture, name, tuple(map(judged, found)), tuple(hold_attention(tiny)))
+    tiny.single()
+    stated = _stated(getattr(tiny.model, "config", None))
+    functions = tuple((laws_of or function_report)(replace(one, stated=stated)) for one in found)
+    laws = tuple(hold_attention(tiny))
+    message = disagreement(found) if len(found) > 1 and any(law.status == "fail" for law in laws) else ""
+    return ModelReport(tiny.architecture, name, functions, laws, message)
+
+
+def disagreement(found: list[Traced]) -> str:
+    """Which tensors have other pairs of features than the first, in words; empty if all have the same."""
+    layouts: dict[str, str] = {}
+    for traced in found:
+        for turn in traced.turns:
+            layouts.setdefault(turn.layout, turn.name if len(found) == 1 else f"{turn.name} of {traced.name}")
+    said = " and ".join(f"{name} is paired as {layout}" for layout, name in layouts.items())
+    return f"{said}: scores between them mix features of different pairs" if len(layouts) > 1 else ""
 
 
 def function_report(traced: Traced) -> FunctionReport:
@@ -150,17 +168,46 @@ def function_report(traced: Traced) -> FunctionReport:
         traced.name, "", traced.layout, traced.out_layout, "", traced.rotary_dim, traced.head_dim, traced.factor,
         "not judged",
     )  # fmt: skip
-    if traced.function is None:
-        return replace(known, message="a method, or a function inside of a function, which cannot be called apart")
+    if apart := disagreement([traced]):
+        return replace(known, verdict="wrong", failed=("layout",), message=apart)
     try:
+        if traced.function is None:
+            return _replayed(known, traced)
         found = understood(traced.name, traced.function)
-    except ValueError as reason:
-        return replace(known, message=str(reason))
+    except ValueError:
+        return _replayed(known, traced)
     # A model always has tokens, so the law about empty tensors is left out.
     report = hold_function(traced.function, found, diagnose=False, shrink=False, skip=("empty",))
     failed = tuple(result.law for result in report.results if result.failed)
     sign = "reversed" if found.kind.inverse else "standard"
     return replace(known, convention=convention(found), sign=sign, verdict=report.verdict, failed=failed)
+
+
+def _replayed(known: FunctionReport, traced: Traced) -> FunctionReport:
+    """Hold a function that follows no known convention to the laws, by calls like its first in the model."""
+    try:
+        found = replay(traced)
+        reports = dict(found.reports())
+    except NotUnderstood as reason:
+        return replace(known, message=f"its arguments are not understood: {reason}")
+    failed = tuple(f"{result.law} ({name})" for name, report in reports.items() for result in report.results
+                   if result.failed)  # fmt: skip
+    right = all(report.verdict == "right" for report in reports.values())
+    message = next((f"{r.law}: {r.message}" for report in reports.values() for r in report.results
+                    if r.failed and r.message), "")  # fmt: skip
+    return replace(
+        known, convention=f"called as in the model, with {found.words}", failed=failed, message=message,
+        sign="reversed" if found.reversed else "standard",
+        verdict="wrong" if failed else "right" if right else "not judged",
+    )  # fmt: skip
+
+
+def _stated(config: Any) -> tuple[torch.Tensor, ...]:
+    """The frequencies that a configuration states for each type of layers; none if it states none."""
+    try:
+        return tuple(rope.inverse_frequencies for rope in ropes(config).values())
+    except (AttributeError, TypeError, ValueError, NotApplicable):
+        return ()
 
 
 def _checked(model: Any) -> torch.nn.Module:

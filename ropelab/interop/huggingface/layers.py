@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import inspect
 import textwrap
 import types
@@ -44,26 +45,30 @@ class Refused(Exception):
     """An error that says why a layer cannot be fused."""
 
 
-def fused_layers(model: torch.nn.Module, rotations: Mapping[Place, ForeignRotation]) -> dict[Place, object]:
-    """The new ``forward`` of each layer that can be fused, and of its norms.
+def fused_layers(
+    model: torch.nn.Module, rotations: Mapping[Place, ForeignRotation]
+) -> tuple[dict[Place, object], dict[torch.nn.Module, list[Norm]]]:
+    """The new ``forward`` of each layer that can be fused, and of its norms; and the two norms of each such layer.
 
     Raises:
         ValueError: no layer can be fused; the message gives the reason of the first layer that rotates.
     """
     new: dict[Place, object] = {}
+    norms: dict[torch.nn.Module, list[Norm]] = {}
     reasons: dict[str, str] = {}
     for path, layer, used in calls_rotation(model, rotations):
         try:
             if len(used) > 1:
                 raise Refused(f"it calls {len(used)} rotations")
             [(name, rotation)] = used.items()
-            new |= _fused(layer, name, rotation)
+            forwards, norms[layer] = _fused(layer, name, rotation)
+            new |= forwards
         except Refused as reason:
             reasons[path] = str(reason)
     if not new:
         path, why = next(iter(reasons.items()), ("its layers", "none calls a rotation in its forward"))
         raise ValueError(f"model: expected a layer that normalizes q and k and then rotates them, got {path}: {why}")
-    return new
+    return new, norms
 
 
 def calls_rotation(
@@ -80,15 +85,13 @@ def calls_rotation(
             yield path, layer, used
 
 
-def _fused(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> dict[Place, object]:
-    """The new ``forward`` of a layer and of its two norms.
+def _fused(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> tuple[dict[Place, object], list[Norm]]:
+    """The new ``forward`` of a layer and of its two norms, and the norms.
 
     Raises:
         Refused: the layer does something else than normalize q and k and rotate them.
     """
-    function = type(layer).forward
-    if "forward" in vars(layer) or not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
-        raise Refused("its forward is wrapped or replaced")
+    function = forward_of(layer)
     norms = [_norm(module, features) for module, features in _norms_before(layer, name, rotation)]
     if norms[0].eps != norms[1].eps:
         raise Refused(f"its norms have eps {norms[0].eps} and {norms[1].eps}")
@@ -97,14 +100,38 @@ def _fused(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> dict
     if _decides(function, {name, *(_attribute(layer, norm.module) for norm in norms)}):
         raise Refused("an argument of the call decides whether it normalizes or rotates")
     new = with_rotation(function, name, _norm_and_rotate(rotation, norms))
-    return {(layer, "forward"): types.MethodType(new, layer)} | {(norm.module, "forward"): _same for norm in norms}
+    forwards: dict[Place, object] = {(norm.module, "forward"): _same for norm in norms}
+    return forwards | {(layer, "forward"): types.MethodType(new, layer)}, norms
+
+
+def forward_of(layer: torch.nn.Module) -> Rotating:
+    """The forward of the layer's class, a function in Python, perhaps with decorators that can be copied.
+
+    Raises:
+        Refused: the layer has a forward of its own, or a decorator does not keep what it decorates in its closure.
+    """
+    found = function = type(layer).forward
+    while inspect.isfunction(function) and "forward" not in vars(layer):
+        inner = getattr(function, "__wrapped__", None)
+        if inner is None:
+            return found
+        if all(cell.cell_contents is not inner for cell in function.__closure__ or ()):
+            break
+        function = inner
+    raise Refused("its forward is wrapped or replaced")
 
 
 def with_rotation(function: Rotating, name: str, rotation: Rotating) -> Rotating:
-    """A copy of a function, for which a global name means another rotation.
+    """A copy of a function, and of its decorators, for which a global name means another rotation.
 
     The copy's globals lack ``__name__``. With the name of a module, torch.compile would look the rotation up there.
     """
+    inner = getattr(function, "__wrapped__", None)
+    if inner is not None:
+        copied = types.CellType(with_rotation(inner, name, rotation))
+        closure = tuple(copied if cell.cell_contents is inner else cell for cell in function.__closure__ or ())
+        decorator = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
+        return functools.wraps(copied.cell_contents)(decorator)
     names = {key: value for key, value in function.__globals__.items() if key != "__name__"} | {name: rotation}
     new = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     new.__kwdefaults__ = function.__kwdefaults__
@@ -155,7 +182,7 @@ class Reached(Exception):
         self.call = args, kwargs
 
 
-class _Uses(TorchDispatchMode):
+class Uses(TorchDispatchMode):
     """Remembers the memory of tensors from which an operation made a tensor in other memory."""
 
     def __init__(self):
@@ -168,11 +195,11 @@ class _Uses(TorchDispatchMode):
         made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
         read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         self._alive += made + read
-        self.used |= set(map(_memory, read)) - set(map(_memory, made))
+        self.used |= set(map(memory, read)) - set(map(memory, made))
         return result
 
 
-def _memory(x: torch.Tensor) -> int:
+def memory(x: torch.Tensor) -> int:
     return x.untyped_storage()._cdata
 
 
@@ -192,7 +219,7 @@ def _norms_before(layer: torch.nn.Module, name: str, rotation: ForeignRotation) 
     def reached(*args, **kwargs):
         raise Reached(args, kwargs)
 
-    uses = _Uses()
+    uses = Uses()
     try:
         with torch.no_grad(), uses:
             with_rotation(type(layer).forward, name, reached)(layer, **arguments_of(layer))
@@ -211,13 +238,13 @@ def _norms_before(layer: torch.nn.Module, name: str, rotation: ForeignRotation) 
         raise Refused("its rotation does not take q and k together, or reorders or turns them back")
     found = []
     for x in (arguments[tensor] for tensor in rotated):
-        made = [(module, y) for module, y in results if isinstance(y, torch.Tensor) and _memory(y) == _memory(x)]
+        made = [(module, y) for module, y in results if isinstance(y, torch.Tensor) and memory(y) == memory(x)]
         if len(made) != 1:
             raise Refused("it rotates q or k without a norm before")
         [(module, y)] = made
         if y.numel() != x.numel() or y.shape[-1] != x.shape[-1] or x.stride(-1) != 1:
             raise Refused("its norm is not over the features of a head")
-        if _memory(y) in uses.used:
+        if memory(y) in uses.used:
             raise Refused("it uses q or k between the norm and the rotation")
         found.append((module, x.shape[-1]))
     return found
@@ -269,7 +296,8 @@ def _norm(module: torch.nn.Module, features: int) -> Norm:
     raise Refused(f"its norm {kind} is not an RMS norm of a head with a weight")
 
 
-def _names(function: object) -> tuple[str, ...]:
+def _names(function: Any) -> tuple[str, ...]:
+    function = inspect.unwrap(function)
     return function.__code__.co_names if inspect.isfunction(function) else ()
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import torch
 
 from ropelab.arguments import flag, shown
+from ropelab.interop.huggingface.caches import caching_layers
 from ropelab.interop.huggingface.calls import CALLS
-from ropelab.interop.huggingface.layers import fused_layers
+from ropelab.interop.huggingface.layers import Norm, fused_layers
 from ropelab.interop.huggingface.projections import projected_layers
 from ropelab.interop.over_kernel import ForeignRotation, Rotating, rotation_of
 from ropelab.interop.patch import Patch, Place
@@ -44,6 +45,12 @@ def patch(model: torch.nn.Module, *, qk_norm: bool = False, projection: bool = F
     projections are not plain at the call (LoRA, quantized or sharded weights, hooks, weights that were moved to another
     device after the patch); a warning says why, once for each reason.
 
+    Without gradients, and with a ``StaticCache``, the rotation and the update of the cache become one call of
+    `ropelab.rope_and_cache`, for each attention layer of this model that rotates q and k and then updates the cache;
+    with ``qk_norm=True`` the norms are part of the call. The patch replaces ``forward`` of these layers. A layer whose
+    cache is a sliding or an offloaded one, or has another dtype than the tables, takes two steps; a warning says so
+    once for each reason.
+
     A function that is patched already stays patched until the first patch is undone.
 
     Raises:
@@ -69,11 +76,13 @@ def patch(model: torch.nn.Module, *, qk_norm: bool = False, projection: bool = F
     new: dict[Place, object] = {
         place: rotation.over_kernel() for place, rotation in rotations.items() if rotation_of(functions[place]) is None
     }
+    norms: dict[torch.nn.Module, list[Norm]] = {}
     if qk_norm:
-        new |= fused_layers(model, rotations)
+        fused, norms = fused_layers(model, rotations)
+        new |= fused
     if projection:
         new |= projected_layers(model, rotations)
-    return Patch(new)
+    return Patch(new | caching_layers(model, rotations, new, norms))
 
 
 def rotation_functions(model: torch.nn.Module) -> Iterator[tuple[Place, Rotating]]:

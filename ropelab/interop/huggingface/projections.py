@@ -17,7 +17,14 @@ from typing import Any
 import torch
 
 from ropelab.call.projection import Work, paths
-from ropelab.interop.huggingface.layers import Reached, Refused, arguments_of, calls_rotation, with_rotation
+from ropelab.interop.huggingface.layers import (
+    Reached,
+    Refused,
+    arguments_of,
+    calls_rotation,
+    forward_of,
+    with_rotation,
+)
 from ropelab.interop.kinds import Kind
 from ropelab.interop.over_kernel import ForeignRotation, Rotating
 from ropelab.interop.patch import Place
@@ -41,7 +48,7 @@ def projected_layers(model: torch.nn.Module, rotations: Mapping[Place, ForeignRo
             if len(used) > 1:
                 raise Refused(f"it calls {len(used)} rotations")
             [(attribute, rotation)] = used.items()
-            _check_tables(model, rotation.understood[0].kind)
+            check_tables(model, rotation.understood[0].kind)
             new[layer, "forward"] = types.MethodType(_projected(layer, attribute, rotation), layer)
             for parts in _parts(layer):
                 _lay_together(parts)
@@ -69,9 +76,7 @@ def _returns(y: torch.Tensor) -> Rotating:
 
 
 def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation) -> Rotating:
-    function = type(layer).forward
-    if "forward" in vars(layer) or not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
-        raise Refused("its forward is wrapped or replaced")
+    function = forward_of(layer)
     if why := _unfit(layer):
         raise Refused(why)
     kind = rotation.understood[0].kind
@@ -105,7 +110,7 @@ def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation
 def _heads(layer, hidden, tables, kind: Kind) -> tuple[torch.Tensor, ...]:
     """q, k and v ``[B, S, heads, D]``."""
     rotary_dim = kind.rotary_dim(tables[0])
-    cos, sin = (_of_pairs(table, kind, rotary_dim) for table in tables)
+    cos, sin = (of_pairs(table, kind, rotary_dim) for table in tables)
     weight, *bias = (_Joined.apply(*parts) for parts in _parts(layer))
     return qkv_rope(
         hidden, weight, *bias, cos=cos, sin=sin, layout=kind.layout, rotary_slice=(0, rotary_dim),
@@ -147,8 +152,8 @@ class _Joined(torch.autograd.Function):
         return grad.split(ctx.rows)
 
 
-def _of_pairs(table: torch.Tensor, kind: Kind, rotary_dim: int) -> torch.Tensor:
-    """The columns of the pairs, ``[S, R/2]`` or ``[B, S, R/2]``, of a table whose columns `_check_tables` compared."""
+def of_pairs(table: torch.Tensor, kind: Kind, rotary_dim: int) -> torch.Tensor:
+    """The columns of the pairs, ``[S, R/2]`` or ``[B, S, R/2]``, of a table whose columns `check_tables` compared."""
     if kind.columns == "feature":
         table, _ = pairs(table, kind.layout)
     table = table[..., : rotary_dim // 2]
@@ -202,16 +207,20 @@ def _check_inputs(layer: torch.nn.Module, attribute: str, rotation: ForeignRotat
                 raise Refused(f"it does something between {name} and the rotation")
 
 
-def _check_tables(model: torch.nn.Module, kind: Kind) -> None:
+def check_tables(model: torch.nn.Module, kind: Kind) -> None:
     """Raise Refused unless the modules that make the tables of the model give both members of a pair one angle."""
     makers = [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
     if not makers:
         raise Refused("no module of the model makes its tables")
     device = next(model.parameters()).device
     for maker in makers:
-        try:
-            tables = maker(torch.zeros(1, 3, 2, device=device), torch.tensor([[1, 2, 700]], device=device))
-        except Exception as error:
-            raise Refused(f"its tables could not be made ({type(error).__name__})") from error
-        if kind.columns == "feature" and not all(torch.equal(*pairs(table, kind.layout)) for table in tables):
-            raise Refused("its tables give the members of a pair two angles")
+        kinds = getattr(maker, "layer_types", None)  # Gemma 3 has tables for each type of layer
+        for options in [{}] if kinds is None else [{"layer_type": each} for each in kinds]:
+            try:
+                tables = maker(
+                    torch.zeros(1, 3, 2, device=device), torch.tensor([[1, 2, 700]], device=device), **options
+                )
+            except Exception as error:
+                raise Refused(f"its tables could not be made ({type(error).__name__})") from error
+            if kind.columns == "feature" and not all(torch.equal(*pairs(table, kind.layout)) for table in tables):
+                raise Refused("its tables give the members of a pair two angles")

@@ -70,7 +70,8 @@ def _peers(found: dict[Path, Any]) -> Iterator[str]:
 
     Libraries are compiled or cut anew for a machine, and have a checksum of their own each time.
     """
-    listed, versions, seen = {}, {}, {}
+    listed, seen = {}, {}
+    versions = {name: set(ran) for name, ran in fetch_peers.engines().items()}
     for entry in fetch_peers.read_list():
         if isinstance(entry, fetch_peers.Commit):
             listed |= {f"{entry}: {file}": digest for file, digest in entry.sha256.items()}

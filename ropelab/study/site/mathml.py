@@ -12,7 +12,7 @@ _DELIMITED = re.compile(r"^\s*(\$\$?|\\\[|\\\()(?P<body>.*?)(\$\$?|\\\]|\\\))\s*
 # The converter knows one aligned environment. The other environments are set like it, without numbers.
 _ALIGNED = re.compile(r"\\(begin|end)\{(?:align|aligned|split)\}")
 # A link from a chapter or a page of the guide to another one, as the checkout has them.
-_PAGE = re.compile(r"(?![a-z]+:)(?:[./\w]*/)?(?P<stem>\d\d?_\w+)\.(?:ipynb|md)(?:#(?P<place>[\w-]+))?")
+_PAGE = re.compile(r"(?![a-z]+:)(?:[./\w]*/)?(?P<stem>\d\d?_\w+|serve|verify)\.(?:ipynb|md)(?:#(?P<place>[\w-]+))?")
 _SCRIPTS = {"msub", "msup", "msubsup"}
 _TALL = {"mfrac", "mtable", "munder", "munderover"}
 _FUNCTIONS = set("arccos arcsin arctan arg cos cosh cot det exp inf ln log max min sin sinh sup tan tanh".split())

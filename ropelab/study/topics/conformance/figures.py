@@ -53,22 +53,6 @@ def kill_matrix(found: findings.Catalogue, footer: str = "") -> Figure:
     return fig
 
 
-def self_consistency(found: findings.Catalogue, footer: str = "") -> Figure:
-    """The faults that none of norm, adjoint, relative position and inverse kills, and the laws that kill them."""
-    names = findings.unseen(found)
-    others = found.killed.loc[names].drop(columns=list(findings.SELF_CONSISTENCY))
-    columns = [*findings.SELF_CONSISTENCY, *(law for law in others if others[law].any())]
-    broken = int(found.killed[findings.DEFINITION].sum())
-    title = (
-        f"Four laws hold for {len(names)} of the {broken} faults that break the definition. "
-        "The laws are norm, adjoint, relative position and inverse"
-    )
-    fig, ax = _map(found.matrix.loc[names, columns], title, footer, left=4.3, names=[_citation(name) for name in names],
-                   themes=False)  # fmt: skip
-    ax.axvline(len(findings.SELF_CONSISTENCY) - 0.5, color="black", linewidth=1.5)
-    return fig
-
-
 def peers(frame: pd.DataFrame, footer: str = "") -> Figure:
     """Every implementation (rows) against every law (columns). The foot names the implementations not at hand."""
     rows = frame[frame.status != NOT_RUN]
@@ -92,7 +76,7 @@ def peers(frame: pd.DataFrame, footer: str = "") -> Figure:
 # ---------------------------------------------------------------------------------------------------------- helpers
 
 
-def _map(matrix: pd.DataFrame, title: str, footer: str, *, left: float, names=None, themes: bool = True):
+def _map(matrix: pd.DataFrame, title: str, footer: str, *, left: float, names=None):
     """A map of statuses with the laws in columns."""
     rows, columns = matrix.shape
     size = (left + 0.21 * columns + 1.6, 0.165 * rows + 2.0)
@@ -108,8 +92,7 @@ def _map(matrix: pd.DataFrame, title: str, footer: str, *, left: float, names=No
     ax.tick_params(length=0)
     ax.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
     ax.grid(False)
-    if themes:
-        _separate(ax, [_theme_of_law(law) for law in matrix.columns], horizontal=False)
+    _separate(ax, [_theme_of_law(law) for law in matrix.columns], horizontal=False)
     for text, color in _SHADES.items():
         ax.plot([], [], "s", color=color, markeredgecolor="0.7", label=text)
     return panels.finish(legend=len(_SHADES)), ax

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ropelab.study.plots import gpus, marks, ticks
+from ropelab.study.plots import drawing, gpus, marks, ticks
 from ropelab.study.plots.panels import grid
 from ropelab.study.topics.kernel_steps import machine_code
 from ropelab.study.topics.kernel_steps.plans import TILES, tile_name
@@ -13,20 +13,19 @@ from ropelab.study.topics.kernel_steps.predicted import Gpu
 
 
 def fractions(frame: pd.DataFrame, names: Sequence[str], footer: str = "") -> Figure:
-    """The time of steps over that of the copy, with the interval from the 20th to the 80th percentile."""
-    rows = frame[frame.contender.isin(names)]
+    """The time of steps over that of the copy, with the noise of `drawing.noisy`."""
+    rows = drawing.noisy("kernel_steps", frame[frame.contender.isin(names)])
     place = marks.places(names)
     panels = grid(1, 1, (5.6, 0.36 * len(names) + 1.2), "Each step beside a copy of the same bytes", footer)
     ax = panels.axes[0, 0]
     for number, (_, points, look) in enumerate(gpus.parts(rows)):
-        # The fastest copy took as long as its median says, so the interval is that of the step alone.
-        copy = points.fraction_of_copy * points.median_us
         y = place[points.contender] + 0.14 - 0.28 * number
-        gpus.across(ax, points.median_us / copy, y, points.q20_us / copy, points.q80_us / copy, look, markersize=5)
+        speed = points.fraction_of_copy
+        gpus.across(ax, 1 / speed, y, points.low / speed, points.high / speed, look, markersize=5)
     ax.set_xscale("log")
     ticks.plain_log(ax.xaxis)
     marks.one(ax)
-    marks.rows(ax, place)
+    marks.rows(ax, place, left=0.9)
     return panels.finish("times as long as a copy of the same bytes", legend=3)
 
 
@@ -59,14 +58,14 @@ def roofline(
 def tiles(frame: pd.DataFrame, facts: Mapping[str, Mapping[str, int]], footer: str = "") -> Figure:
     """The speed of programs of four warps against the pairs that a thread holds, with registers and occupancy."""
     names = {tile_name(*size): size for size in TILES if size[2] == 4}
-    rows = frame[frame.contender.isin(names)]
+    rows = drawing.noisy("kernel_steps", frame[frame.contender.isin(names)])
     pairs = {name: tokens * heads * frame.head_dim.iloc[0] // 2 / 128 for name, (tokens, heads, _) in names.items()}
     panels = grid(1, 1, (5.6, 3.4), "More pairs a thread, fewer threads", footer)
     ax = panels.axes[0, 0]
     for _, points, look in gpus.parts(rows):
         points = points.assign(pairs=points.contender.map(pairs)).sort_values("pairs")
-        copy = points.fraction_of_copy * points.median_us
-        gpus.upright(ax, points.pairs, points.fraction_of_copy, copy / points.q80_us, copy / points.q20_us, look)
+        speed = points.fraction_of_copy
+        gpus.upright(ax, points.pairs, speed, speed / points.high, speed / points.low, look)
     for name, x in pairs.items():
         registers = facts[name]["registers"]
         text = f"{registers}\n{machine_code.occupancy(registers, 4):.0%}"

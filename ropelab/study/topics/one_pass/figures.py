@@ -1,4 +1,4 @@
-"""Draw the figures of the one pass: its ceilings, and the record ``paged_cache`` beside the roof."""
+"""Draw the record ``paged_cache``: the one pass beside the roof."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from ropelab.bench.copies import PREFIX
 from ropelab.study.plots import drawing, marks
-from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
+from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.plots.panels import LAYOUT, facet
 from ropelab.study.topics.one_pass import findings
 from ropelab.study.topics.one_pass.findings import FLASHINFER, ONE, RECORD, SEPARATE, VLLM
@@ -19,36 +19,6 @@ LOOKS = CONTENDERS.extended({
 _BAR = {"color": "black", "linewidth": 1.6, "label": f"bar, {findings.LEAST_OF_COPY}"}
 LINE = 3
 """The fewest numbers of tokens that make a line."""
-
-
-def ceilings(frame: pd.DataFrame, measured: pd.DataFrame | None = None, footer: str = "") -> Figure:
-    """The most that one pass can be faster, against the heads of q for each head of k.
-
-    Args:
-        frame: `traffic.ceilings`.
-        measured: `findings.speedups`, over two launches; None or empty if nothing is measured.
-        footer: as for the other figures.
-    """
-    title = findings.ceiling_sentence(frame).rstrip(".")
-    words = {bits: f"cache in {bits} bits" for bits in frame.cache.unique()}
-    panels = facet(frame, (5.4, 3.2), title, footer, column="cache", words=words, sharex=True, sharey=True)
-    ratios = list(dict.fromkeys(frame.ratio))
-    top = frame.ceiling.max()
-    for ax, panel, bits in panels:
-        launches = panel.groupby("launches", sort=False)
-        for (marker, place), (name, rows) in zip((("o", 0), ("s", 1)), launches, strict=True):
-            look = {"marker": marker, "color": COLORBLIND[place], "label": f"by bytes, against {name}"}
-            at = [ratios.index(ratio) for ratio in rows.ratio]
-            marks.line(ax, at, rows.ceiling, look, markersize=7)
-            marks.above(ax, at, rows.ceiling, map("{:.2f}".format, rows.ceiling))
-        if measured is not None and len(found := measured[(measured.cache == bits) & measured.ratio.isin(ratios)]):
-            look = {"marker": "*", "color": COLORBLIND[3], "label": "measured, against separate launches"}
-            marks.dots(ax, [ratios.index(ratio) for ratio in found.ratio], found.speedup, look, markersize=11)
-            top = max(top, found.speedup.max())
-        ax.set_xticks(range(len(ratios)), ratios)
-        marks.one(ax, upright=False)
-    panels.axes[0, 0].set_ylim(0.9, top + 0.25)  # the panels share the axis
-    return panels.finish("query heads for each key head", "times as fast", legend=2)
 
 
 def roof(frame: pd.DataFrame, footer: str = "") -> Figure:

@@ -42,25 +42,6 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
     return table[[*known, *(name for name in table if name not in known)]]
 
 
-def speedups(frame: pd.DataFrame) -> pd.DataFrame:
-    """The speed of the one launch over separate launches with a norm, for the most tokens, by heads.
-
-    Returns:
-        A row for each number of heads, layout and format of the cache: ``ratio`` (heads of q for each head of k),
-        ``cache`` (its bits) and ``speedup``.
-    """
-    table = times(frame).reset_index()
-    if not {ONE, SEPARATE} <= set(table):
-        return pd.DataFrame(columns=["ratio", "cache", "speedup"])
-    rows = table[(table.operation == _WITH_NORM) & (table.tokens == _most(table))].dropna(subset=[ONE, SEPARATE])
-    float8 = rows["cache"].str.contains("float8") if "cache" in rows else pd.Series(False, rows.index)
-    # The record counts the heads of k and of v together.
-    return pd.DataFrame(
-        {"ratio": rows.q_heads // (rows.k_heads // 2), "cache": float8.map({True: 8, False: 16}),
-         "speedup": rows[SEPARATE] / rows[ONE]}
-    )  # fmt: skip
-
-
 def many_tokens(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows with a time for the number of tokens that most operations of the record have with large tensors."""
     rows = timed(frame)

@@ -6,8 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.bench.projection import BY_QUACK, COMPUTED, KERNEL, OURS, QUACK
-from ropelab.bench.rows import timed
-from ropelab.study.plots import gpus, marks, ticks
+from ropelab.study.plots import drawing, gpus, marks, ticks
 from ropelab.study.plots.heatmap import heatmap
 from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.plots.panels import grid
@@ -60,7 +59,7 @@ def by_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def contenders(frame: pd.DataFrame, footer: str = "") -> Figure:
     """Every way to rotate over the plain product of cuBLAS, against the tokens, with intervals."""
-    rows = timed(frame)
+    rows = drawing.noisy(findings.RECORD, frame)
     rows = rows[(rows.inputs == INPUTS) & (rows[list(MODEL)] == list(MODEL.values())).all(axis=1)]
     names = list(dict.fromkeys(rows.gpu))
     panels = grid(len(names), 1, (5.6, 3.1), "Each way over the plain product", footer, sharex=True, sharey=True)
@@ -68,10 +67,9 @@ def contenders(frame: pd.DataFrame, footer: str = "") -> Figure:
         for name, (words, place, marker) in LOOKS.items():
             points = rows[(rows.gpu == gpu) & (rows.contender == name)].sort_values("tokens")
             if len(points):
-                plain = points.median_us / points.over_product
                 look = {"label": words, "color": COLORBLIND[place], "marker": marker, "markersize": 5}
-                low, high = points.q20_us / plain, points.q80_us / plain
-                gpus.upright(ax, points.tokens, points.over_product, low, high, look)
+                ratio = points.over_product
+                gpus.upright(ax, points.tokens, ratio, ratio * points.low, ratio * points.high, look)
         marks.one(ax, upright=False)
         ax.set(xscale="log", yscale="log", title=gpu)
         ticks.at(ax.xaxis, sorted(rows.tokens.unique()))

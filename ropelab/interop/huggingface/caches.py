@@ -1,0 +1,186 @@
+"""Attention layers that rotate q and k and update a static cache, with both steps as one call of `rope_and_cache`.
+
+The call writes the rotated q in the place of q. So a layer qualifies if nothing reads q or k between its rotation and
+the update of its cache; the layer is called with small random hidden states to find that out.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ropelab.interop.huggingface.layers import (
+    Norm,
+    Reached,
+    Refused,
+    Uses,
+    arguments_of,
+    calls_rotation,
+    forward_of,
+    memory,
+    with_rotation,
+)
+from ropelab.interop.huggingface.projections import check_tables, of_pairs
+from ropelab.interop.kinds import Kind
+from ropelab.interop.over_kernel import ForeignRotation, Rotating
+from ropelab.interop.patch import Place
+from ropelab.paged_cache import rope_and_cache
+
+TABLES = "position_embeddings"
+_CACHES = "cache", "past_key_values"
+"""The argument of a layer that is its cache, since Transformers 5.24 and before."""
+
+
+def caching_layers(
+    model: torch.nn.Module, rotations: Mapping[Place, ForeignRotation], forwards: Mapping[Place, object],
+    norms: Mapping[torch.nn.Module, list[Norm]],
+) -> dict[Place, object]:  # fmt: skip
+    """The new ``forward`` of each layer that can rotate and update a static cache in one pass.
+
+    Args:
+        forwards: the forwards that other parts of the patch give to layers. The new forward calls such a forward where
+            there is no static cache.
+        norms: the norms of q and k that the one pass computes, for the layers whose norms return their inputs.
+    """
+    new: dict[Place, object] = {}
+    said: set[str] = set()
+    device = next((x.device for x in model.parameters()), torch.device("cpu"))
+    for _, layer, used in calls_rotation(model, rotations):
+        if len(used) > 1 or device.type == "meta":
+            continue
+        [(name, rotation)] = used.items()
+        try:
+            forward_of(layer)
+            with device:  # a caller may have another default
+                check_tables(model, rotation.understood[0].kind)
+                _check(layer, name, rotation)
+        except Refused:
+            continue
+        plain = forwards.get((layer, "forward"), layer.forward)
+        new[layer, "forward"] = _caching(layer, name, rotation.understood[0].kind, plain, norms.get(layer), said)
+    return new
+
+
+def _caching(layer: Any, name: str, kind: Kind, plain: Any, norms: list[Norm] | None, said: set[str]) -> Rotating:
+    unrotated = with_rotation(type(layer).forward, name, lambda q, k, *tables, **options: (q, (q, k)))
+    cache_name = _cache_of(layer)
+
+    def forward(self, *args, **kwargs):
+        cache, tables = kwargs.get(cache_name), kwargs.get(TABLES)
+        if tables is None or torch.is_grad_enabled() or not _is_static(cache, self.layer_idx):
+            return plain(*args, **kwargs)
+        if why := _unfit(cache, self.layer_idx, tables[0].dtype):
+            if why not in said and not torch.compiler.is_compiling():
+                said.add(why)
+                text = f"{type(self).__name__}: rotation and update of the cache stay two steps, because {why}"
+                warnings.warn(text, stacklevel=2)
+            return plain(*args, **kwargs)
+        return unrotated(self, *args, **kwargs | {cache_name: _OnePass(cache, tables, kind, norms)})
+
+    return types.MethodType(forward, layer)
+
+
+def _cache_of(layer: torch.nn.Module) -> str:
+    """The name of the argument that is the layer's cache."""
+    parameters = inspect.signature(type(layer).forward).parameters
+    return next((name for name in _CACHES if name in parameters), _CACHES[0])
+
+
+def _is_static(cache: Any, layer_idx: int) -> bool:
+    """Whether the cache of a layer has one size from the start."""
+    layers = getattr(cache, "layers", ())
+    return layer_idx < len(layers) and getattr(layers[layer_idx], "is_compileable", False)
+
+
+def _unfit(cache: Any, layer_idx: int, dtype: torch.dtype) -> str:
+    """Why the one pass cannot update the static cache of a layer, or an empty text."""
+    layer = cache.layers[layer_idx]
+    if type(layer).__name__ != "StaticLayer" or not hasattr(layer, "cumulative_length"):
+        return f"its cache is a {type(layer).__name__}"
+    if cache.offloading:
+        return "its cache is offloaded"
+    if layer.is_initialized and layer.dtype != dtype:
+        return f"its cache has {layer.dtype}, and its tables have {dtype}"
+    return ""
+
+
+class _OnePass:
+    """A static cache whose update also rotates, in place of q.
+
+    Args:
+        cache: the ``StaticCache``.
+        tables: cosines and sines of the tokens, ``[B, S, columns]``.
+    """
+
+    def __init__(self, cache: Any, tables: tuple[torch.Tensor, ...], kind: Kind, norms: list[Norm] | None):
+        self.cache, self.tables, self.kind, self.norms = cache, tables, kind, norms
+
+    def update(self, q_and_k, v, layer_idx, *args, **kwargs):
+        q, k = q_and_k
+        layer = self.cache.layers[layer_idx]
+        if not layer.is_initialized:
+            layer.lazy_initialization(k, v)
+        batch, _, length, _ = k.shape
+        place = torch.arange(length, device=k.device) + layer.cumulative_length
+        layer.cumulative_length.add_(length)
+        slots = torch.where(place < layer.max_cache_len, place, -1)  # beyond its end lies the next sequence
+        if batch > 1:
+            first = torch.arange(0, batch * layer.max_cache_len, layer.max_cache_len, device=k.device)
+            slots = torch.where(slots < 0, -1, first[:, None] + slots).flatten()
+        rotary_dim = self.kind.rotary_dim(self.tables[0])
+        cos, sin = (of_pairs(table, self.kind, rotary_dim) for table in self.tables)
+        options: dict[str, Any] = {}
+        if self.norms:
+            options = {"q_weight": self.norms[0].weight(), "k_weight": self.norms[1].weight(), "eps": self.norms[0].eps}
+        rope_and_cache(
+            q, k, v, layer.keys.transpose(1, 2), layer.values.transpose(1, 2), slots, cos=cos, sin=sin, q_out=q,
+            layout=self.kind.layout, seq_format="bhsd", rotary_slice=(0, rotary_dim), **options,
+        )  # fmt: skip
+        return layer.keys, layer.values
+
+
+class _Probe:
+    """A cache whose update ends the call of a layer."""
+
+    def update(self, *args, **kwargs):
+        raise Reached(args, kwargs)
+
+
+def _check(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> None:
+    """Raise Refused unless the layer gives the update what it rotates, and reads q and k nowhere between."""
+    understood = rotation.understood[0]
+    if not understood.kind.norms or len(understood.call.rotated) != 2:
+        raise Refused("its rotation does not take q and k together, or reorders or turns them back")
+    uses, given = Uses(), arguments_of(layer)
+    rotated: list[Any] = []
+
+    def reached(*args, **kwargs):
+        rotated.append(rotation.bound(args, kwargs))
+        uses.used.clear()
+        return rotated[0][understood.call.rotated[0]], rotated  # no operation takes a list of this kind
+
+    try:
+        with torch.no_grad(), uses:
+            with_rotation(type(layer).forward, name, reached)(layer, **given | {_cache_of(layer): _Probe()})
+        raise Refused("it updates no cache")
+    except Reached as call:
+        updated = call.call[0]
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(f"it could not be called with random hidden states ({type(error).__name__})") from error
+    q = rotated[0][understood.call.rotated[0]]
+    tables = [rotated[0][table] for table in understood.call.tables]
+    right = (
+        updated[0] is rotated and updated[2] == layer.layer_idx,
+        tables[0] is given[TABLES][0] and tables[1] is given[TABLES][1],
+        rotated[0].get("unsqueeze_dim", 1) == 1 and q.ndim == 4,
+        memory(q) not in uses.used,
+    )
+    if not all(right):
+        raise Refused("something else happens between its rotation and the update of its cache")
