@@ -237,3 +237,18 @@ def test_the_guides_tokens_are_those_of_the_record(measured):
             for e in (FUSED, OURS)
         ]
         assert f"| {' | '.join([model, *cells])} |\n".replace("  ", " ") in PAGE
+    gap = measured[measured.quantity == "gap"].set_index(["model", "engine"]).value
+    equal = measured[measured.quantity == "equal prompts"].set_index(["model", "engine"]).value
+    assert gap["Qwen3 4B", FUSED] > gap["Qwen3 4B", OURS]
+    deepseek = next(model for model in measured.model if model.startswith("DeepSeek"))
+    assert equal[deepseek, FUSED] < equal[deepseek, OURS]
+
+
+def test_the_guide_says_what_the_record_of_logits_says():
+    stock, ours = (row for _, row in records.load("server_logits", gpu="nvidia-h100-80gb-hbm3").frame.iterrows())
+    guide = " ".join(PAGE.split())
+    assert (stock.engine, ours.engine, ours.places) == (STOCK, OURS, 8192)
+    assert f"the largest errors are {ours.largest_error:.3f} and {stock.largest_error:.3f}" in guide
+    assert f"the mean ones {ours.rms_error:.4f} and {stock.rms_error:.4f}" in guide
+    assert f"The best token differs at {ours.other_tokens} places. At {ours.within_bound} of them" in guide
+    assert ours.other_tokens - ours.within_bound == 1
