@@ -1,6 +1,7 @@
 """The habits of the book: short sentences, references, few figures, and exercises whose answers run."""
 
 import ast
+import linecache
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat")
 
+from ropelab.study.engine.runner import kernel_environment  # noqa: E402
 from ropelab.study.plots.looks import COLORBLIND  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -15,6 +17,14 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LONGEST_SENTENCE = 30
 """The most words of a sentence. A formula, a piece of code and a link count as one word each."""
 MOST_FIGURES = 8
+INTERPRETED = """import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before the first import of a kernel
+"""
+"""The first lines of every chapter."""
 FIGURE = re.compile(r"\b(?:shown\.figure|registry\.show|\w*figures\.\w+|show_figure)\(")
 UNCLEAR = re.compile(
     r"to its own place|reads? anew|heads, apart|stays where it is|tell nothing|compare a product with a number|"
@@ -61,13 +71,24 @@ def test_there_are_three_exercises_with_folded_answers(notebook):
     cells = notebook.cells
     assert [cells[cells.index(one) + 1].id for one in exercises] == [one.id for one in answers]
     for answer in answers:
-        assert answer.cell_type == "code" and answer.metadata.get("jupyter", {}).get("source_hidden")
+        assert answer.cell_type == "code"
+        assert answer.metadata.get("jupyter") == {"source_hidden": True, "outputs_hidden": True}
         assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(answer.source))), answer.id
 
 
 def test_answers_run_by_themselves(notebook):
     for answer in tagged(notebook, "answer"):
+        lines = answer.source.splitlines(keepends=True)
+        linecache.cache[answer.id] = (len(answer.source), None, lines, answer.id)  # Triton reads a kernel's source
         exec(compile(answer.source, answer.id, "exec"), {"__name__": answer.id})
+
+
+def test_every_way_to_run_a_chapter_interprets_kernels_where_there_is_no_gpu(notebook):
+    """papermill, JupyterLab and the report start processes with other variables: the first imports decide."""
+    first = next(cell for cell in notebook.cells if cell.cell_type == "code" and "import" in cell.source)
+    assert first.source.startswith(INTERPRETED), first.id
+    assert first.metadata.get("jupyter") == {"source_hidden": True}
+    assert "TRITON_INTERPRET" not in kernel_environment()
 
 
 def test_chapters_of_the_book_cite_papers(notebook, request):

@@ -71,7 +71,7 @@ def title(fig):
 
 def test_the_score_counts_faults(found):
     score = findings.score(found).set_index("question")
-    assert score.loc["expressed as code that runs"].tolist() == [6, 6 + len(NOT_EXPRESSED)]
+    assert score.loc["known faults that ran as code"].tolist() == [6, len(FAULTS) + len(NOT_EXPRESSED)]
     assert score.loc["killed by some law"].tolist() == [5, 6]
     assert score.loc["killed by a law other than definition"].tolist() == [5, 6]
     assert score.filter(like="needs no reference", axis=0).faults.tolist() == [4]  # all but the reversed sign
@@ -146,7 +146,7 @@ def test_the_table_of_peers(table):
     assert "torchembed 0.3.2 (not installed)" in fig.axes[0].get_xlabel()
     sentence = findings.peers_sentence(table, "a GPU")
     assert sentence.endswith("the others break laws (Liger: second_order, decode).")
-    words = findings.violations_in_words(table)
+    words = findings.violations_in_words(table)  # one of each theme
     assert words == [
         ("Liger (cuda, float32)", "second_order: words of Liger"),
         ("Liger (cuda, float32)", "decode: words of Liger"),
@@ -219,17 +219,6 @@ def test_laws_fit_a_table_and_become_formulas(table):
     writer = mathml.Writer()
     writer.markdown(markdown)
     assert not writer.unconverted
-
-
-def test_the_sentence_on_torchembed_is_read_off_the_report():
-    report = (
-        "x\n\na:b: wrong: 5 of 31 laws do not hold (1 s)\n\nDiagnosis: so:\n"
-        "  - backward runs forward, as in X#1 [name]\n  - other\n"
-    )
-    assert findings.torchembed_sentence(report).endswith(
-        "breaks 5 of the laws. The diagnosis: backward runs forward, as in X#1 [name]."
-    )
-    assert findings.torchembed_sentence("not diagnosed here: not installed") == ""
 
 
 @pytest.mark.skipif(

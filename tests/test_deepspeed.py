@@ -408,18 +408,6 @@ def test_the_figure_of_the_gate_counts():
     assert "shapes: 3 in the merged version" in later
 
 
-def test_bytes_per_second_of_both_readings():
-    table = record("deepspeed_table").query("seq_len == 2048").copy()
-    table.loc[table.contender == "torchembed", "median_us"] = 100.0
-    frame = evidence.bandwidths(table).set_index(["where", "dtype", "contender", "seq_len"]).gb_s
-    published = frame["published (GB10)"]
-    assert (published["float32"] / published["bfloat16"]).to_list() == pytest.approx([2] * 9)
-    assert published["bfloat16", "torchembed", 2048] == pytest.approx(4 * 32 * 2048 * 128 / 0.34e-3 / 1e9)
-    assert frame["measured here", "float32", "torchembed", 2048] == pytest.approx(
-        2 * 32 * 2048 * 128 * 4 / 100e-6 / 1e9
-    )
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_the_gpu_evidence_runs():

@@ -488,7 +488,7 @@ def test_the_table_of_latent_attention(on_cpu, monkeypatch):
     assert set(apart.part) == {"q"} and len(apart) == cells * len(DIRECTIONS)
     of_the_view, apart = latent.sentences(frame)
     assert "takes 1.00 of the time with a copy of v, and runs at 1.00 of a copy" in of_the_view
-    assert "runs at 1.00 of a copy of as many adjacent bytes" in apart
+    assert "reaches 1.00 of a copy without gaps" in apart
     before = latent.sentences(frame[frame.part != latent_attention.VIEW])
     assert before == [apart]
 

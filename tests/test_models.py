@@ -24,7 +24,7 @@ from ropelab.conformance.models.trace import rotations  # noqa: E402
 from ropelab.conformance.models.verify_model import FunctionReport, function_report  # noqa: E402
 from ropelab.conformance.process import Limits, Run  # noqa: E402
 from ropelab.interop.broadcast import formula  # noqa: E402
-from ropelab.study.topics.models import attention, evidence, tables, training  # noqa: E402
+from ropelab.study.topics.models import evidence, tables, training  # noqa: E402
 from tests.support import older  # noqa: E402
 
 OLDER = older("transformers")
@@ -664,19 +664,12 @@ def test_steps_in_which_a_model_without_a_rotation_is_slower_are_left_out():
     assert eager.startswith("Eager steps: ropelab's rotation saves 10.0% of the time; a model without any rotation")
     assert "-0.1%" in compiled and "M, compiled, prefill" in idle and "25%" in noise and "decode, eager" in noise
     clear = times_of(Transformers=(10, 8, 10), ropelab=(9, 4, 9), no_rotation=(8, 4.03, 8))
-    assert evidence.doubtful(clear).empty and len(evidence.sentences(clear)) == 2
+    assert evidence.doubtful(clear).empty and "In 1 of 3 steps" in evidence.sentences(clear)[-1]
 
 
-def test_a_compiled_step_beside_the_eager_step():
-    frame = times_of(Transformers=(10, 8, 10)).replace({"step": {"prefill": "decode"}})
-    assert "1.25 to 1.25 times" in evidence.compiled_sentence(frame)
-    assert evidence.compiled_sentence(frame[frame["mode"] == "eager"]) == ""
-
-
-def test_a_compiled_model_passes_attention_a_mask(torch_backend):
-    calls = attention.calls(model_steps.ARCHITECTURES[0].build("cpu", smoke=True)).set_index("mode")
-    assert set(calls.index) == {"eager", "compiled"} and (calls.calls == 2).all()
-    assert (calls.is_causal != calls["mask"]).all()
+def test_the_memory_that_a_step_needs_more():
+    frame = times_of(Transformers=(10, 8, 10), ropelab=(10.5, 8, 10)).assign(quantity="peak memory")
+    assert evidence.memory_sentence(frame).startswith("ropelab's rotation adds at most 0.50 GiB")
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ropelab.study.topics.gradients import copy_task, wrong_backward
+from ropelab.study.topics.gradients import wrong_backward
 
 FOUND, MISSING = wrong_backward.implementations()
 RIGHT = [name for name in FOUND if name in wrong_backward.RIGHT]
@@ -47,13 +47,3 @@ def test_the_checks_that_see_it_and_those_that_cannot():
     several_tokens = ~outcomes.index.str.endswith("S = 1")
     looks_at_direction = ~outcomes.index.str.contains("forward|not None|‖gradient‖")
     assert (outcomes.wrong == ~(several_tokens & looks_at_direction)).all(), outcomes
-
-
-def test_a_model_learns_positions_with_the_right_backward_only():
-    right = wrong_backward.definition
-    rotations = {"right": right, "wrong": wrong_backward.with_wrong_backward(right)}
-    curves = copy_task.compare(rotations, seeds=1, steps=120)
-    first = curves[curves.step == 0].set_index("backward").loss
-    last = curves[curves.step == curves.step.max()].set_index("backward").loss
-    assert first.right == first.wrong, "the runs do not start alike"
-    assert last.right < 1.5 < 2 < last.wrong

@@ -49,6 +49,9 @@ class Report:
     history: tuple[str, ...] = field(default=())
     measuring: Callable[[], Identification] | None = field(default=None, compare=False, repr=False)
 
+    def __str__(self) -> str:
+        return text(self)
+
     @cached_property
     def identification(self) -> Identification | None:
         """The measured deviations of a wrong function; None if it is not wrong or nobody wants to know.

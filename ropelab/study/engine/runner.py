@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 
 import nbformat
 import papermill
-import torch
 from ipykernel.kernelspec import get_kernel_dict
 from traitlets.config import Config
 
@@ -84,7 +83,7 @@ def check_parameters(notebook: Path, parameters: Mapping[str, object]) -> None:
 
 
 def kernel_environment(threads: int | None = None) -> dict[str, str]:
-    """The variables that let a notebook import this checkout, and run its kernels without a GPU.
+    """The variables that let a notebook import this checkout. A notebook itself chooses Triton's interpreter.
 
     Args:
         threads: the threads that torch may use on the CPU; None leaves the number to torch. Notebooks that run side by
@@ -93,8 +92,6 @@ def kernel_environment(threads: int | None = None) -> dict[str, str]:
     """
     inherited = os.environ.get("PYTHONPATH")
     environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), inherited] if inherited else [str(ROOT)])}
-    if not torch.cuda.is_available():
-        environment["TRITON_INTERPRET"] = "1"
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment

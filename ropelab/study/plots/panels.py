@@ -1,6 +1,5 @@
 """Lay a figure out: a title over a grid of panels, labels at its edges, a legend and remarks at its foot."""
 
-import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +24,17 @@ _STYLE = {
     "axes.titleweight": "bold",
     "figure.titlesize": 12,
 }
+_LONGEST_TITLE = 126
+"""The most letters of a title, which stands in one line; a narrow figure grows to its title."""
 BETWEEN_RECORDS = " / "
 """The footers of several records stand in one text with these letters between them, and in a line each at the foot."""
-_SMALL_LINE = 0.95 * 10 / 72
+_SMALL_LINE = 10 / 72
 """The height of a line of 8 points, in inches."""
+_LEGEND_LINE = 0.23
+"""The height of a line of the legend, in inches."""
 _SMALL = {"va": "bottom", "size": 8, "color": "0.35"}
+_FOOTER, _UNTIMED, _NOTE = "footer", "untimed", "note"
+"""The texts of the foot: at its right end, beside it, and above both."""
 # An SVG keeps text as text, which takes a quarter of the bytes of outlines. matplotlib reads this setting when a figure
 # is written, in any module.
 mpl.rcParams["svg.fonttype"] = "none"
@@ -44,12 +49,12 @@ class Panels:
         axes: the axes of the panels, ``[rows, columns]``.
         parts: for each panel its axes, its rows of the table and its value (the values of column and row, if there are
             both).
-        note: the part of the title that did not fit above the panels.
+        height: the inches of the figure without its foot.
     """
 
     figure: Figure
     axes: np.ndarray
-    note: str = ""
+    height: float
     parts: tuple[tuple[Axes, pd.DataFrame, object], ...] = ()
 
     def __iter__(self) -> Iterator[tuple[Axes, pd.DataFrame, object]]:
@@ -76,30 +81,42 @@ class Panels:
             ax.set_xlabel(xlabel)
         for ax in self.axes[:, 0] if ylabel else ():
             ax.set_ylabel(ylabel)
-        if legend:
-            _legend(self.figure, self.axes, legend, size)
-        _say(self.figure, list(filter(None, [self.note, "" if untimed is None else _untimed(untimed)])))
+        if untimed is not None:
+            _say_untimed(self.figure, untimed)
+        _lay_foot(self.figure, self.height, _legend(self.figure, self.axes, legend, size) if legend else 0)
         return self.figure
 
 
 def grid(
     rows: int, columns: int, size: tuple[float, float], title: str, footer: str, *, shown: int | None = None, **share
 ) -> Panels:
-    """A figure of ``rows`` by ``columns`` panels, each of ``size`` (inches); only the first ``shown`` are visible."""
+    """A figure of ``rows`` by ``columns`` panels, each of ``size`` (inches); only the first ``shown`` are visible.
+
+    Args:
+        title: one sentence for the line above the panels; further sentences become a note below them.
+        footer: where the numbers come from; `BETWEEN_RECORDS` begins a new line.
+
+    Raises:
+        ValueError: the first sentence of the title is too long for one line.
+    """
     with sns.axes_style("whitegrid", rc=_STYLE), mpl.rc_context(_STYLE):
-        fig = Figure(figsize=(columns * size[0], rows * size[1] + 1.1), layout="constrained")
+        head, _, note = " ".join(title.split()).partition(". ")
+        if len(head) > _LONGEST_TITLE:
+            raise ValueError(f"title: expected a first sentence of at most {_LONGEST_TITLE} letters, got {head!r}")
+        width, height = max(columns * size[0], len(head) / _TITLE_LETTERS_PER_INCH), rows * size[1] + 0.5
+        fig = Figure(figsize=(width, height), layout="constrained")
         axes = fig.subplots(rows, columns, squeeze=False, **share)
-        head, note = _headline(title, int(_TITLE_LETTERS_PER_INCH * fig.get_figwidth()))
         fig.set_label(" ".join(title.split()))
         fig.suptitle(head, x=0.01, ha="left", fontweight="bold")
-        lines = footer.split(BETWEEN_RECORDS)
+        if note:
+            width = int(_SMALL_LETTERS_PER_INCH * fig.get_figwidth())
+            fig.text(0.01, 0, textwrap.fill(note, width), ha="left", gid=_NOTE, va="bottom", size=8)
         if footer:
-            fig.text(0.99, 0.004, "\n".join(lines), ha="right", **_SMALL)
-        margin = (0.3 + _SMALL_LINE * (len(lines) - 1)) / fig.get_figheight()  # inches, for the footer
-        fig.get_layout_engine().set(rect=(0, margin, 1, 1 - margin))
+            fig.text(0.99, 0, footer.replace(BETWEEN_RECORDS, "\n"), ha="right", gid=_FOOTER, **_SMALL)
+        _lay_foot(fig, height, 0)
     for ax in axes.flat[shown:] if shown is not None else ():
         ax.set_visible(False)
-    return Panels(fig, axes, note)
+    return Panels(fig, axes, height)
 
 
 def facet(
@@ -130,7 +147,7 @@ def facet(
         part = frame[np.logical_and.reduce([frame[name] == value for name, value in named])]
         ax.set_title(", ".join(str(words.get(value, value)) for _, value in named))
         parts.append((ax, part, key if row else key[0]))
-    return Panels(found.figure, found.axes, found.note, tuple(parts))
+    return Panels(found.figure, found.axes, found.height, tuple(parts))
 
 
 def said(fig: Figure) -> str:
@@ -138,33 +155,35 @@ def said(fig: Figure) -> str:
     return str(fig.get_label())
 
 
-def _headline(title: str, width: int) -> tuple[str, str]:
-    """The longest beginning of a title that ends a clause and fits into a line of ``width`` letters, and the rest."""
-    line = " ".join(title.split())
-    if len(line) <= width:
-        return line, ""
-    for mark in ("; ", ". ", ": ", ", ", " "):
-        ends = [match.start() for match in re.finditer(re.escape(mark), line[: width + len(mark)])]
-        whole = [end for end in ends if line[:end].count("(") == line[:end].count(")")]
-        if fits := [end for end in whole if width // 4 <= end < width]:
-            return line[: fits[-1]] + " …" * (mark == " "), line[fits[-1] + len(mark) :]
-    return line[:width], line[width:]
+def _lay_foot(fig: Figure, height: float, legend: int) -> None:
+    """Put the texts of the foot and a legend of so many lines above each other, and let the figure grow by them."""
+    lines = {text.get_gid(): text.get_text().count("\n") + 1 for text in fig.texts if text.get_gid()}
+    beside = _SMALL_LINE * max(lines.get(_FOOTER, 1), lines.get(_UNTIMED, 0)) + 0.08
+    note = beside + (_SMALL_LINE * lines[_NOTE] + 0.08 if _NOTE in lines else 0)
+    foot = note + (_LEGEND_LINE * legend + 0.12 if legend else 0)
+    fig.set_figheight(height + foot)
+    for text in fig.texts:
+        if text.get_gid():
+            text.set_y((beside if text.get_gid() == _NOTE else 0.03) / (height + foot))
+    for entries in fig.legends:
+        entries.set_bbox_to_anchor((0.5, note / (height + foot)), fig.transFigure)
+    fig.get_layout_engine().set(rect=(0, foot / (height + foot), 1, height / (height + foot)))
 
 
-def _legend(fig: Figure, axes: np.ndarray, columns: int, size: float | None) -> None:
-    """One legend for all panels, below them. It has at most ``columns`` columns, fewer if the figure is too narrow."""
+def _legend(fig: Figure, axes: np.ndarray, columns: int, size: float | None) -> int:
+    """One legend for all panels, below them; returns its lines. It has at most ``columns`` columns, if they fit."""
     entries: dict[str, object] = {}
     for ax in axes.flat:
         for handle, text in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(text, handle)
     while columns > 1 and _legend_letters(list(entries), columns) > _LETTERS_PER_INCH * fig.get_figwidth():
         columns -= 1
-    # The pad, in font sizes, leaves room for the footer below the legend.
-    pad = 2 + _SMALL_LINE * (len(_footer(fig)) - 1) * 72 / _STYLE["font.size"]
-    options = {"loc": "outside lower center", "borderaxespad": pad, "frameon": False}
+    options = {"loc": "lower center", "borderaxespad": 0, "frameon": False}
     found = fig.legend(entries.values(), entries.keys(), ncols=columns, **options)
+    found.set_in_layout(False)  # its place is fixed
     for handle in found.legend_handles if size is not None else ():
         handle.set_markersize(size)
+    return -(-len(entries) // columns)
 
 
 def _legend_letters(texts: Sequence[str], columns: int) -> int:
@@ -174,32 +193,15 @@ def _legend_letters(texts: Sequence[str], columns: int) -> int:
     )
 
 
-def _footer(fig: Figure) -> list[str]:
-    """The lines of the footer, at least one."""
-    return next((text.get_text() for text in fig.texts if text.get_ha() == "right"), "").split("\n")
-
-
-def _untimed(frame: pd.DataFrame) -> str:
-    """The contenders of a record that have no time, each with the reason; "" if all have one."""
+def _say_untimed(fig: Figure, frame: pd.DataFrame) -> None:
+    """Name the contenders that have no time, and why, at the foot of the figure, left of its footer."""
     untimed = frame[frame.status != "ok"]
     reasons = untimed.status.str.split(" has relative error").str[0]
     pairs = dict.fromkeys(zip(untimed.contender, reasons, strict=True))
     found = [f"{CONTENDERS.label(name)} ({textwrap.shorten(why, 60, placeholder=' …')})" for name, why in pairs]
-    return "not shown: " + ", ".join(found) if found else ""
-
-
-def _say(fig: Figure, notes: Sequence[str]) -> None:
-    """Write notes at the foot of the figure, above its footer and below its legend."""
-    width = int(_SMALL_LETTERS_PER_INCH * fig.get_figwidth())
-    lines = [line for note in notes for line in textwrap.wrap(note, width)]
-    if not lines:
+    if not found:
         return
-    above = 0.004 + _SMALL_LINE * len(_footer(fig)) / fig.get_figheight()
-    fig.text(0.01, above, "\n".join(lines), **_SMALL | {"ha": "left"})
-    more = _SMALL_LINE * len(lines) * 72 / _STYLE["font.size"]  # in font sizes of the legend
-    for entries in fig.legends:
-        entries.borderaxespad += more
-    engine = fig.get_layout_engine()  # the layout engine keeps no room for the pad
-    x, y, width, height = engine.get()["rect"]
-    room = _SMALL_LINE * len(lines) / fig.get_figheight()
-    engine.set(rect=(x, y + room, width, height - room))
+    footer = next((text.get_text() for text in fig.texts if text.get_gid() == _FOOTER), "")
+    width = max(40, int(_SMALL_LETTERS_PER_INCH * fig.get_figwidth()) - max(map(len, footer.split("\n"))))
+    said = textwrap.fill("not shown: " + ", ".join(found), width)
+    fig.text(0.01, 0, said, ha="left", gid=_UNTIMED, **_SMALL)

@@ -39,7 +39,7 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
     title = "Host time of an eager call"
     if OURS in average and len(average) > 1:
         title = (
-            f"An eager call of ropelab keeps the host busy for {average[OURS]:.0f} µs; "
+            f"Host time of an eager call. ropelab takes {average[OURS]:.0f} µs, "
             f"the others take {drawing.value_range(average.drop(OURS), '.0f')} µs"
         )
     place = marks.places(times.groupby("contender").median_us.median().sort_values().index)
@@ -69,7 +69,7 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
     loss = (1 - chosen / best).max()
     title = (
         f"In every cell the chosen tile is within {100 * loss:.1f} % of the best of "
-        f"{drawing.value_range(fractions.size(), 'd')}; the worst tile loses up to "
+        f"{drawing.value_range(fractions.size(), 'd')}. The worst tile loses up to "
         f"{100 * (1 - worst / best).max():.0f} %"
     )
     place = marks.places(times.cell)

@@ -27,6 +27,7 @@ COLORS = 256
 """The most colours of a figure of pixels. A plot has few colours, and so a third of the bytes are enough."""
 # The forms of an output, the best first. The report shows the first form that an output has.
 PREFERRED = ("text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png", "text/plain")
+CLOSED = "</details>"
 # The label of a folded cell that papermill gives a tag.
 CELL_LABELS = {"parameters": "parameters", "injected-parameters": "parameters of this run", "answer": "answer"}
 
@@ -93,6 +94,9 @@ def chapter(run: Run) -> Chapter:
         if cell.cell_type == "markdown":
             parts.append(writer.markdown(cell.source))
         elif cell.cell_type == "code":
+            if "answer" in cell.metadata.get("tags", []):
+                parts.append(_answer(cell, writer, run.name))
+                continue
             parts.append(_code(cell))
             for output in cell.outputs:
                 metadata = output.get("metadata", {})
@@ -159,7 +163,13 @@ def _code(cell: nbformat.NotebookNode) -> str:
     label = next((label for tag, label in CELL_LABELS.items() if tag in tags), "code")
     lines = cell.source.count("\n") + 1
     summary = f"{label}, {lines} line{'s' if lines > 1 else ''}"
-    return f"<details><summary>{summary}</summary>{Highlight2HTML()(cell.source)}</details>"
+    return f"<details><summary>{summary}</summary>{Highlight2HTML()(cell.source)}{CLOSED}"
+
+
+def _answer(cell: nbformat.NotebookNode, writer: Writer, chapter: str) -> str:
+    """The answer of an exercise: its code and what it prints, folded together."""
+    printed = [_output(output, writer, f"{chapter}-{cell.id}") for output in cell.outputs]
+    return f"{_code(cell).removesuffix(CLOSED)}{''.join(map(_shown, printed))}{CLOSED}"
 
 
 def _small(png: bytes) -> bytes:

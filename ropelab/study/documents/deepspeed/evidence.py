@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import itertools
 import runpy
 import sys
 import warnings
@@ -17,9 +16,7 @@ import torch
 
 from ropelab import rotary_table
 from ropelab.bench import packages
-from ropelab.bench.copies import PREFIX
 from ropelab.bench.records import ROOT
-from ropelab.bench.rows import timed
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop import broadcast
 from ropelab.interop.broadcast import formula
@@ -261,10 +258,6 @@ def wrong_backward() -> pd.DataFrame:
     return frame.rename(columns={"error": "gradient_error", "expected_error": "wrong_backward_error"})
 
 
-GB10_GB_S = 273
-"""Memory bandwidth of the GPU of the document's table, by the GPU's data sheet (LPDDR5X, 273 GB/s)."""
-
-
 @evidence("deepspeed_published", "the document's table")
 def published() -> pd.DataFrame:
     """The document's table, with the ratios of its times and the bytes per second of the fused kernel.
@@ -280,34 +273,6 @@ def published() -> pd.DataFrame:
         triton_gb_s_if_bfloat16=2 * elements / frame.triton_ms / 1e6,
         triton_gb_s_if_float32=4 * elements / frame.triton_ms / 1e6,
     )
-
-
-def bandwidths(table: pd.DataFrame) -> pd.DataFrame:
-    """Bytes per second of the document's three contenders for each possible dtype, and of the contenders measured here.
-
-    Args:
-        table: the record deepspeed_table.
-
-    Returns:
-        Columns where ("published (GB10)" or "measured here"), dtype, seq_len, contender and gb_s. The contenders are
-        eager, compile and torchembed, and also ropelab and the best copy where they were measured here. ``gb_s`` is one
-        read and one write of the tensor over the time, forward.
-    """
-    rows = []
-    stated = published()
-    names = {"eager": "eager_ms", "compile": "compile_ms", "torchembed": "triton_ms"}
-    for row in stated.to_dict("records"):
-        elements = 2 * row["batch"] * row["heads"] * row["seq_len"] * row["head_dim"]
-        for (dtype, size), (name, column) in itertools.product((("bfloat16", 2), ("float32", 4)), names.items()):
-            about = {"where": "published (GB10)", "dtype": dtype, "seq_len": row["seq_len"], "contender": name}
-            rows.append(about | {"gb_s": size * elements / row[column] / 1e6})
-    forward = timed(table[table.direction == "forward"])
-    here = forward.assign(where="measured here", gb_s=forward["bytes"] / forward.median_us / 1e3)
-    copies = here[here.contender.str.startswith(PREFIX)].groupby(["where", "dtype", "seq_len"]).gb_s.max()
-    here = here[here.contender.isin((*names, "ropelab"))]
-    columns = ["where", "dtype", "seq_len", "contender", "gb_s"]
-    copies = copies.reset_index().assign(contender="best copy")
-    return pd.concat([pd.DataFrame(rows), here[columns], copies[columns]], ignore_index=True)
 
 
 def _from_code(rows: list[dict], code: str) -> pd.DataFrame:

@@ -14,9 +14,9 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from ropelab.study.documents.deepspeed import callers as who
 from ropelab.study.documents.deepspeed import table_figures
-from ropelab.study.documents.deepspeed.evidence import GB10_GB_S, PAST_THE_TABLES, bandwidths
+from ropelab.study.documents.deepspeed.evidence import PAST_THE_TABLES
 from ropelab.study.documents.deepspeed.findings import digits
-from ropelab.study.plots import drawing, marks, ticks
+from ropelab.study.plots import drawing, marks
 from ropelab.study.plots.heatmap import heatmap
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import facet, grid
@@ -49,7 +49,8 @@ def gates(dispatch: pd.DataFrame, footer: str = "") -> Figure:
     total = len(in_tree) // in_tree.version.nunique()
     counts = ", ".join(f"{wrong[version]} in {_VERSIONS[version][0]}" for version in shown)
     title = (
-        f"Wrong results among {len(table)} shapes: {counts};\nthe kernel runs for {fused.get('merged', 0)} of {total} "
+        f"Which shapes reach the kernel, and with which result. Wrong results among {len(table)} shapes: {counts}. "
+        f"The kernel runs for {fused.get('merged', 0)} of {total} "
         f"shapes of DeepSpeed's own callers after the merge, with ropelab for {fused.get('ropelab', 0)}"
     )
     panels = grid(1, 1, (11.5, 0.42 * len(table) + 1.2), title, footer)
@@ -81,25 +82,24 @@ def _what(row) -> str:
 
 
 def gradients(correctness: pd.DataFrame, footer: str = "") -> Figure:
-    """Errors of result and gradient and the gradient's norm, against the length, per version of torchembed."""
+    """Errors of result and gradient against the length, for each version of torchembed."""
     frame = correctness[(correctness.dtype == "float32") & (correctness.table == "whole")]
     ran = frame[frame.outcome == "ran"]
     columns = {
         "forward_error": "error of the result",
         "gradient_error": "error of the gradient",
-        "norm_ratio": "norm of the gradient / right norm",
     }
     longer = ran[ran.seq_len > 1].groupby("version").gradient_error
     wrong = [version for version, errors in longer if errors.max() > 1e-3]
     off = longer.max()[wrong].max() if wrong else 0
     norm = (ran[ran.version.isin(wrong)].norm_ratio - 1).abs().max() if wrong else 0
     title = (
-        f"The gradient of torchembed {', '.join(map(str, wrong))} is off by up to {off:.2f} times its norm, "
-        f"while the norm itself is right to {digits(norm)}"
+        f"The gradient of torchembed {', '.join(map(str, wrong))} is off by up to {off:.2f} times its norm. "
+        f"The norm itself is right to {digits(norm)}"
         if wrong
         else "The gradient of every version is right"
     )
-    panels = grid(1, 3, (4.3, 3.4), title, footer, sharex=True)
+    panels = grid(1, 2, (5.2, 3.4), title, footer, sharex=True)
     versions = sorted(ran.version.unique(), key=str)
     for ax, (column, what) in zip(panels.axes[0], columns.items(), strict=True):
         for place, version in enumerate(versions):
@@ -109,12 +109,11 @@ def gradients(correctness: pd.DataFrame, footer: str = "") -> Figure:
         if column == "gradient_error":
             rows = ran[ran.version == versions[0]].sort_values("seq_len")
             ax.plot(rows.seq_len, rows.wrong_backward_error, "--k", linewidth=1, label="derived for a repeated forward")
-        ax.set(title=what, xscale="log", ylim=(0, 2))
-        if column != "norm_ratio":
-            ax.set_yscale("symlog", linthresh=1e-8)
-            ax.yaxis.set_major_locator(FixedLocator([0, 1e-8, 1e-6, 1e-4, 1e-2, 1]))
-            ax.yaxis.set_minor_locator(NullLocator())
-            ax.set_ylim(-2e-9, 4)
+        ax.set(title=what, xscale="log")
+        ax.set_yscale("symlog", linthresh=1e-8)
+        ax.yaxis.set_major_locator(FixedLocator([0, 1e-8, 1e-6, 1e-4, 1e-2, 1]))
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.set_ylim(-2e-9, 4)
     return panels.finish("sequence length (tokens)", "relative (L2), float32", legend=4)
 
 
@@ -125,7 +124,7 @@ def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
     ours, theirs = (own[own.contender == name] for name in (who.OURS, who.TORCHEMBED))
     keys = ["caller", "direction"]
     ratio = (theirs.set_index(keys).median_us / ours.set_index(keys).median_us).dropna()
-    title = "For the shapes of DeepSpeed's own callers "
+    title = "The shapes of DeepSpeed's own callers. "
     if len(ours):
         title += f"ropelab launches {drawing.value_range(ours.launches.astype(int), 'd')} kernels"
     if len(ratio):
@@ -163,39 +162,14 @@ def _what_runs(row) -> str:
     return f"{row.launches:.0f} launch{'es' * (row.launches > 1)}, {extra:.1f} tensors extra"
 
 
-def readings(table: pd.DataFrame, footer: str = "") -> Figure:
-    """The document's bytes per second for each possible dtype, beside the bytes per second measured here."""
-    frame = bandwidths(table)
-    published = frame[frame["where"] == "published (GB10)"]
-    fused = published[published.contender == "torchembed"].groupby("dtype").gb_s
-    spans = {dtype: drawing.value_range(values / GB10_GB_S, ".2f") for dtype, values in fused}
-    title = (
-        f"The document's fused kernel reached {spans['bfloat16']} of its GPU's bandwidth if the table is in bfloat16, "
-        f"and {spans['float32']} if it is in float32"
-    )
-    size = (5.6, 2.9)
-    panels = facet(frame, size, title, footer, row="dtype", column="where", sharex=True)
-    for ax, panel, (where, dtype) in panels:
-        rows = panel.sort_values("seq_len")
-        for name in dict.fromkeys(panel.contender):
-            known = rows[rows.contender == name]
-            look = CONTENDERS(name) | {"markersize": 7, "linewidth": 1.4}
-            ax.plot(known.seq_len, known.gb_s, **marks.COPY if name == "best copy" else look)
-        if where == "published (GB10)":
-            ax.axhline(GB10_GB_S, color="black", linewidth=1.2, linestyle=":", label="the GB10's data sheet")
-            ax.set_title(f"{where}, if {dtype}")
-        ax.set(xscale="log", ylim=(0, None))
-        ticks.at(ax.xaxis, sorted(frame.seq_len.unique()))
-    return panels.finish("sequence length (tokens)", "GB/s", legend=4)
-
-
 def paths(launches: pd.DataFrame, footer: str = "") -> Figure:
     """The raw kernel beside the ways DeepSpeed reaches it: time in copies, launches and extra memory."""
     frame = launches.assign(copies=launches.median_us / launches.copy_us)
     raw, api = (frame[frame.path == name] for name in ("raw kernel", "DeepSpeed API"))
     slower = api.median_us / raw.median_us.iloc[0]
     title = (
-        f"Through DeepSpeed's function the kernel takes {drawing.value_range(slower, '.1f')} times as long as alone: "
+        f"The kernel alone, and through DeepSpeed's function. There it takes "
+        f"{drawing.value_range(slower, '.1f')} times as long as alone: "
         f"{drawing.value_range(api.launches, 'd')} launches, "
         f"{drawing.value_range(api.extra_bytes / api.tensor_bytes, '.0f')} tensors of extra memory"
     )
@@ -221,6 +195,5 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "deepspeed_gradients": (("deepspeed_correctness",), gradients),
     "deepspeed_callers": (("deepspeed_callers",), callers),
     "deepspeed_paths": (("deepspeed_launches",), paths),
-    "deepspeed_readings": (("deepspeed_table",), readings),
 }
 """The name of a figure -> the studies, and the function that draws their tables with a footer."""

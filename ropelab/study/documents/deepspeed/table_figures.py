@@ -25,7 +25,7 @@ def document_table(frame: pd.DataFrame, footer: str = "") -> Figure:
     ratios = {
         name: (times[times.contender == name].set_index(_CELL).median_us / _ours(times)).dropna() for name in _BASELINES
     }
-    title = "At the document's shapes ropelab is " + " and ".join(
+    title = "Times at the document's shapes. ropelab is " + " and ".join(
         f"{drawing.value_range(ratio, '.2f')} times as fast as {_BASELINES[name]}"
         for name, ratio in ratios.items()
         if len(ratio)
@@ -63,7 +63,7 @@ def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str
         here = series[baseline].filter(like="torchembed here").stack()
         ratio = f"{drawing.value_range(here, '.1f')}x" if len(here) else "not measured"
         phrases.append(f"{ratio} over {_BASELINES[baseline]} (published {drawing.value_range(stated, '.1f')}x)")
-    title = "torchembed's kernel, forward, measured here:\n" + ", ".join(phrases)
+    title = "The published speed-ups, measured again. The forward of torchembed's kernel is " + ", ".join(phrases)
     panels = grid(1, max(1, len(baselines)), (5.2, 3.8), title, footer, sharey=True)
     for ax, baseline in zip(panels.axes[0], baselines, strict=True):
         table = series[baseline].sort_index()

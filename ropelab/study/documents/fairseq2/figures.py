@@ -28,10 +28,10 @@ _MODES = {("compiled", "compiled"): 3, ("eager", "eager"): 7, ("kernel", "ropela
 _TIMES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20)
 
 
-def slowdowns(timings: pd.DataFrame, inductor: pd.DataFrame, footer: str = "", direction: str = "forward") -> Figure:
-    """Heat maps over the 27 shapes: the time of each implementation over the time of our kernel."""
+def slowdowns(timings: pd.DataFrame, inductor: pd.DataFrame, footer: str = "") -> Figure:
+    """Heat maps over the 27 shapes: the time of each implementation's forward over the time of our kernel."""
     times = drawing.timed(timings)
-    times = times[times.direction == direction]
+    times = times[times.direction == "forward"]
     cell = ["batch", "seq_len", "encoding_dim"]
     ours = {i: times[times.contender == f"ropelab {i}"].set_index(cell).median_us for i in IMPLS}
     panels = {
@@ -47,10 +47,10 @@ def slowdowns(timings: pd.DataFrame, inductor: pd.DataFrame, footer: str = "", d
     every = pd.concat([p.stack().rename("times") for p in panels.values()])
     by_mode = {m: pd.concat([p.stack() for (_, mode, _), p in panels.items() if mode == m]) for m in MODES}
     title = (
-        f"{direction.capitalize()}: time over the time of ropelab's kernel (one launch in either layout): "
+        "Forward: times over those of ropelab's kernel. It is one launch in either layout; the others take "
         + ", ".join(f"{drawing.value_range(values, '.1f')} {mode}" for mode, values in by_mode.items() if len(values))
     )
-    if repeat := findings.apart(findings.same_kernels(timings, inductor), direction):
+    if repeat := findings.apart(findings.same_kernels(timings, inductor), "forward"):
         title += f" (two timings of the same kernels differ by up to {repeat:.1%}: RE llama, eager and compiled)"
     limit = 2 if every.empty else max(every.max(), 1 / every.min(), 2)
     sheet = grid(2, 4, (3.5, 3.5), title, footer)
@@ -73,9 +73,9 @@ def of_a_copy(timings: pd.DataFrame, footer: str = "") -> Figure:
     found = findings.of_a_copy(timings)
     here, once, each = (drawing.value_range(found[c], ".2f") for c in ("fraction_of_copy", "once", "each_batch"))
     title = (
-        f"ropelab's kernel runs at {here} of a copy of x, and the copy reads no tables: tables shared by all batches "
+        f"ropelab's kernel runs at {here} of a copy of x. The copy reads no tables. If each batch element reads the "
+        f"tables again, the bytes allow {each}; if all share one reading, {once}"
     )
-    title += f"leave {once}, and tables that each batch reads anew leave {each}"
     colors = dict(zip(sorted(found.batch.unique()), COLORBLIND, strict=False))
     panels = facet(found, (5.6, 4.0), title, footer, column="direction", sharey=True)
     for ax, rows, _ in panels:
@@ -87,7 +87,9 @@ def of_a_copy(timings: pd.DataFrame, footer: str = "") -> Figure:
                 ax.axhline(part.once.iloc[0], color=colors[batch], linewidth=1.2, linestyle="--",
                            label=f"B = {batch}, if the batches share the tables")  # fmt: skip
         for left in rows.each_batch.unique():
-            ax.axhline(left, color="grey", linewidth=1.2, linestyle=":", label="if every batch reads the tables anew")
+            ax.axhline(
+                left, color="grey", linewidth=1.2, linestyle=":", label="if every batch element reads the tables again"
+            )
         ax.set(xscale="log")
         ticks.at(ax.xaxis, sorted((rows.tables_bytes / 1e6).unique()), "{:.0f}".format)
     label = "cosines and sines of the S positions, MB"
@@ -100,7 +102,7 @@ def published_ratios(timings: pd.DataFrame, footer: str = "") -> Figure:
     here = ratios(drawing.timed(timings)[[*_CELL, "contender", "median_us"]], "median_us")
     forward = here[here.direction == "forward"].groupby(["mode", "ratio"]).times.mean()
     printed = summary().set_index(["mode", "ratio"]).printed
-    title = "RRE's time over RE's time, mean of the cells, forward here (printed in the document): " + "; ".join(
+    title = "RRE's time over RE's time. The mean of the cells, forward here (printed in the document): " + "; ".join(
         f"{mode} " + ", ".join(
             f"{impl} {forward[mode, impl]:.2f} ({printed[mode, impl]:.2f})"
             for impl in ("llama", "reference") if (mode, impl) in forward
@@ -124,7 +126,7 @@ def by_compiling(timings: pd.DataFrame, footer: str = "") -> Figure:
     here = here.assign(direction="here, " + here.direction)
     means = {d: rows.groupby("contender").times.mean() for d, rows in pd.concat([stated, here]).groupby("direction")}
     native = {"published": _STATED, "here, forward": "here, forward"}
-    title = "Compiled, RE llama takes " + " and ".join(
+    title = "Compiled over eager. RE llama takes " + " and ".join(
         f"{means[d]['RE llama']:.2f} ({name})" for name, d in native.items() if "RE llama" in means.get(d, ())
     )
     title += " times as long as eager"
@@ -162,8 +164,10 @@ def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
     forward = shown[shown.direction == "forward"]
     compiled = forward[(forward["mode"] == "compiled") & forward.contender.isin(IMPLEMENTATIONS)].peak
     first = shown.iloc[0]
-    title = f"Forward in {first['dtype']} at B{first.batch} S{first.seq_len:,} E{first.encoding_dim:,}: "
-    title += "compiled calls peak at "
+    title = (
+        f"Peak memory of a forward in {first['dtype']} at B{first.batch} S{first.seq_len:,} E{first.encoding_dim:,}. "
+    )
+    title += "Compiled calls peak at "
     title += f"{drawing.value_range(compiled, '.1f')} times the result, eager calls at "
     title += f"{drawing.value_range(forward[forward['mode'] == 'eager'].peak, '.1f')}, ropelab's kernel at "
     title += drawing.value_range(forward[forward["mode"] == "kernel"].peak, ".1f")
@@ -191,10 +195,6 @@ def _compiled_over_eager(frame: pd.DataFrame, value: str) -> pd.DataFrame:
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "fairseq2_forward": (("fairseq2_grid", "fairseq2_inductor"), slowdowns),
-    "fairseq2_with_backward": (
-        ("fairseq2_grid", "fairseq2_inductor"),
-        lambda grid, inductor, footer="": slowdowns(grid, inductor, footer, "forward and backward"),
-    ),
     "fairseq2_of_a_copy": (("fairseq2_grid",), of_a_copy),
     "fairseq2_ratios": (("fairseq2_grid",), published_ratios),
     "fairseq2_compiling": (("fairseq2_grid",), by_compiling),

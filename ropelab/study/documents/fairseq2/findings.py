@@ -109,12 +109,12 @@ def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -
     anew = (far.fraction_of_copy - far.each_batch).abs().median() < (far.fraction_of_copy - far.once).abs().median()
     text += (
         f" With several batches in float32 and tables larger than the cache of {cache_bytes / 1e6:.0f} MB the "
-        f"kernel reaches {value_range(far.fraction_of_copy)}. At the copy's bytes per second, tables that every batch "
-        f"reads anew leave {value_range(far.each_batch)}, and tables that all batches share leave "
-        f"{value_range(far.once)}. "
+        f"kernel reaches {value_range(far.fraction_of_copy)}. If each batch element "
+        f"reads the tables again, the bytes allow {value_range(far.each_batch)} of a copy. If all share one reading, "
+        f"they allow {value_range(far.once)}. "
     )
     if anew:
-        return text + "So every batch reads the tables anew: the grid goes through one batch after the other."
+        return text + "So every batch reads them again: the grid goes through one batch after the other."
     return text + "So the batches share the rows that they read."
 
 

@@ -46,7 +46,7 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
         fair = " or ".join(f"{table[step].median():.2f}" for step in (FAIR, APART) if step in table)
         how = " (q and k packed or apart)" if APART in table else ""
         said.append(f"{names[peer]} {fair}{how}, by the published protocol {table[PUBLISHED].median():.2f}")
-    title = "Time over the time of the first version's kernel, compared fairly, median of the cells:\n"
+    title = "Each flaw of the published protocol, taken away in turn. Medians of the cells, compared fairly: "
     stated = published_speedups()
     panels = grid(1, len(tables), (6.4, 4.2), title + "; ".join(said), _sampled(footer, frame), sharey=True)
     for ax, (peer, table) in zip(panels.axes[0], tables.items(), strict=True):
@@ -101,7 +101,8 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
     named = {name: large[large.contender == name].fraction_of_copy for name in
              (published.FIRST_KERNEL, published.LAST_KERNEL)}  # fmt: skip
     theirs = ", ".join(f"{name} at {drawing.value_range(x, '.2f')}" for name, x in named.items())
-    title = f"From {least:,} tokens on ropelab runs at {drawing.value_range(ours, '.2f')} of a copy, {theirs}"
+    title = f"Every contender beside a copy. From {least:,} tokens on ropelab runs at "
+    title += f"{drawing.value_range(ours, '.2f')} of a copy, {theirs}"
     rows = [max(1, frame.cell.nunique()) for frame in parts.values()]
     size = (12.0, 0.42 * sum(rows) / len(rows) + 0.7)
     heights = [count + 1 for count in rows]
@@ -134,7 +135,7 @@ def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     )
     gains = (switched["off"] / switched["on"]).dropna().groupby("family")
     said = [f"{_FAMILIES[name][0]} {drawing.value_range(gain, '.2f')}" for name, gain in gains]
-    title = f"Speed of 1 to 8 tokens with the launch policy, in units of the speed without: {', '.join(said)}"
+    title = f"Speed of 1 to 8 tokens with the launch policy. In units of the speed without it: {', '.join(said)}"
     shown = frame[frame.seq_len.isin(times.seq_len)].sort_values("seq_len", kind="stable")
     words = LAYOUT | {count: f"{count} token{'s' * (count > 1)}" for count in shown.seq_len}
     share = {"sharex": "col", "sharey": True}
@@ -163,8 +164,9 @@ def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
     ours = times[times.contender == of.OURS].pivot_table(index="layout", columns="offset_bytes", values="median_us")
     shifted = ours[ours.columns.max()] / ours[0]
     title = (
-        f"16-byte accesses make {findings.WIDENED} {drawing.value_range(gain, '.2f')} times as fast as 2-byte "
-        f"accesses; for tensors that begin 2 bytes off, ropelab takes {drawing.value_range(shifted, '.2f')} times as "
+        f"What accesses of 16 bytes are worth. They make {findings.WIDENED} "
+        f"{drawing.value_range(gain, '.2f')} times as fast as accesses of 2 bytes. "
+        f"For tensors that begin 2 bytes off, ropelab takes {drawing.value_range(shifted, '.2f')} times as "
         "long"
     )
     words = {layout: f"{name} (on the bars: bytes per access)" for layout, name in LAYOUT.items()}
@@ -183,60 +185,6 @@ def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
     return panels.finish(ylabel="fraction of the best copy", legend=6)
 
 
-def head_sizes(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The fraction of the copy against the head size; the foot marks the contenders that do not run."""
-    frame = frame[(frame.layout == "split_half") & ~frame.contender.str.startswith("copy")]
-    frame = without_models(frame[~frame.status.str.startswith("not run")])
-    times = drawing.timed(frame)
-    failed = frame[frame.status != "ok"]
-    ours = times[times.contender == of.OURS]
-    power = ours.head_dim.map(lambda size: size & (size - 1) == 0)
-    uncommon, common = (drawing.value_range(ours[rows].fraction_of_copy, ".2f") for rows in (~power, power))
-    title = f"Split-half: ropelab runs at {uncommon} of a copy where the head size is no power of two, "
-    title += f"and at {common} where it is a power of two"
-    for name, rows in failed.groupby("contender"):
-        title += f";\n{name} fails at {', '.join(map(str, sorted(rows.head_dim)))}"
-    panels = grid(1, 1, (10.0, 4.2), title, footer)
-    ax, sizes = panels.axes[0, 0], sorted(frame.head_dim.unique())
-    place, foot = {size: i for i, size in enumerate(sizes)}, 0.03
-    for name in dict.fromkeys(frame.contender):
-        line = times[times.contender == name].set_index("head_dim").fraction_of_copy.reindex(sizes)
-        ax.plot(line.index.map(place), line, markersize=7, linewidth=1.2, **_LOOKS(name))
-        gone = failed[failed.contender == name].head_dim.map(place)
-        if len(gone):
-            ax.plot(gone, np.full(len(gone), foot), "x", color=_LOOKS.color(name), markersize=8, markeredgewidth=2.5,
-                    label=f"{name} fails")  # fmt: skip
-            foot += 0.06
-    marks.one(ax, upright=False)
-    ax.set_xticks(list(place.values()), sizes)
-    ax.set(ylim=(0, 1.08))
-    return panels.finish("head size (features)", "fraction of the best copy", legend=4)
-
-
-def diffusion(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The times for the production shape and for the shape of Qwen-Image."""
-    shown = without_models(frame[~frame.contender.str.startswith("copy")])
-    times = steps.fastest_persistent(drawing.timed(shown))
-    by_cell = times.pivot_table(index="cell", columns="contender", values="median_us", sort=False)
-    fastest = by_cell.drop(columns=[name for name in by_cell if name.startswith(of.OURS)]).min(axis=1)
-    slower = drawing.value_range(fastest / by_cell[of.OURS], ".2f")
-    title = f"Diffusion, 24 heads of 128 features: the fastest other contender takes {slower} times as long as ropelab"
-    kept = published.JUST_IN_TIME
-    factor = drawing.value_range(by_cell[published.JUST_IN_TIME_CAST] / by_cell[kept], ".2f")
-    title += f";\nconverting the tables in every call makes the {kept} take {factor} times as long"
-    place = marks.places(_LOOKS.ordered(times.contender))
-    panels = facet(times, (5.6, 3.8), title, footer, column="cell", sharey=True)
-    for ax, rows, cell in panels:
-        y, reached = place[rows.contender], rows.fraction_of_copy
-        marks.bars(ax, y, reached, 0.7, color=rows.contender.map(_LOOKS.color),
-                   texts=rows.median_us.map("{:,.1f} µs".format))  # fmt: skip
-        marks.one(ax)
-        ax.set_yticks(place, place.index)
-        named = "Qwen-Image, 1024 x 1024 pixels" if cell == "Qwen-Image" else "seen in production"
-        ax.set(title=f"{named}: {int(rows.seq_len.iloc[0]):,} tokens", xlim=(0, 1.25))
-    return panels.finish("fraction of the best copy", untimed=frame)
-
-
 def timers(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The ratio of peer and kernel with one timer for both, and with a different timer for each."""
     mixed = {peer: steps.mixed_timers(frame, peer) for peer in STEPS}
@@ -246,7 +194,8 @@ def timers(frame: pd.DataFrame, footer: str = "") -> Figure:
         f"{names[peer]} would take {mixed[peer].median():.1f} times as long instead of {same[peer].median():.1f}"
         for peer in STEPS
     ]
-    title = "With do_bench for the peer and CUDA graphs for the kernel, median of the cells: " + "; ".join(said)
+    title = "Mixed timers measure Python's launch as well. With do_bench for the peer and graphs for the kernel, "
+    title += "; ".join(said)
     panels = grid(1, 1, (9.0, 3.8), title, _sampled(footer, frame))
     ax = panels.axes[0, 0]
     for peer, color in zip(STEPS, (1, 3), strict=True):
@@ -268,8 +217,6 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "sglang_fractions": (("sglang_protocols", "sglang_second_grid"), fractions),
     "sglang_low_tokens": (("sglang_low_tokens",), low_tokens),
     "sglang_vector_widths": (("sglang_vector_widths",), vector_widths),
-    "sglang_head_sizes": (("sglang_head_sizes",), head_sizes),
-    "sglang_diffusion": (("sglang_diffusion",), diffusion),
 }
 """The name of a figure -> the studies, and the function that draws their tables with a footer."""
 

@@ -59,7 +59,10 @@ both rotate the same heads. flash-attn takes one launch for q and k packed in a 
 as the document's operator takes them.
 """
 
-STEP_NAMES = {VLLM: {FAIR: "same gather"}, FLASH_FULL: {FAIR: "same heads, packed qkv", APART: "same heads, apart"}}
+STEP_NAMES = {
+    VLLM: {FAIR: "the same gather"},
+    FLASH_FULL: {FAIR: "the same heads in one call", APART: "the same heads in two calls"},
+}
 """Peer -> the corrections of its last steps, in words."""
 NAMES = {VLLM: "vLLM", FLASH_FULL: "flash-attn"}
 """The peers in words."""

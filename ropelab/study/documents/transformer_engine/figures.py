@@ -39,7 +39,8 @@ def table_b(kernels: pd.DataFrame, footer: str = "") -> Figure:
     last = max(published.index)
     told = [f"{ratio[last]:.0f} {_STEPS[step]}" for step, ratio in ratios.items() if last in ratio]
     title = (
-        f"The old grid's time for {last:,} sequences over the new grid's time: {', '.join(told) or 'not measured'} "
+        f"Equal packings: the old grid and the new grid. At {last:,} sequences the old grid takes so many "
+        f"times as long: {', '.join(told) or 'not measured'} "
         f"(published {published[last]:.0f} with sum()); ropelab's own time varies by {_spread(tables[GIVEN])} over the "
         f"packings{_with_sum(kernels)}"
     )
@@ -73,8 +74,8 @@ def dead_blocks(kernels: pd.DataFrame, footer: str = "") -> Figure:
     stated = published_b().ns_per_dead_block
     off = (fit[OLD] / fit.fitted_us - 1).abs()
     title = (
-        f"A block without a token costs {ns.median():.2f} ns in each pass (published, on an H100: "
-        f"{value_range(stated[stated.index > 2], '.2f')}); this one number explains {len(fit)} cells within "
+        f"An empty block costs {ns.median():.2f} ns in each pass. Published, on an H100: "
+        f"{value_range(stated[stated.index > 2], '.2f')}. This one number explains {len(fit)} cells within "
         f"{off.max():.0%}, half of them within {off.median():.0%}"
     )
     panels = grid(1, 2, (5.6, 3.9), title, footer)
@@ -92,7 +93,7 @@ def dead_blocks(kernels: pd.DataFrame, footer: str = "") -> Figure:
     beyond.set(title="time beyond the time of the blocks with a token", xscale="log", yscale="log",
                ylabel="GPU time, two passes (µs)")  # fmt: skip
     ticks.plain_log(beyond.yaxis)
-    each.set(title="time of each dead block", xscale="log", ylabel="ns for each block and pass")
+    each.set(title="time of each empty block", xscale="log", ylabel="ns for each block and pass")
     each.set_ylim(bottom=0)
     return panels.finish("blocks without a token", legend=4)
 
@@ -111,7 +112,7 @@ def freqs_len(kernels: pd.DataFrame, footer: str = "") -> Figure:
             phrases.append(f"{ratio.iloc[0]:.2f} times as long for {n:,} of {rows.longest.max():,}")
     suffer = "only with a longer table" if max(cut, default=0) <= 1 else "even with a table of their own length"
     title = (
-        f"Equal sequences lose time {suffer}: with a table of their own length, the old grid takes "
+        f"Equal sequences lose time {suffer}. With a table of their own length, the old grid takes "
         + " and ".join(phrases)
         + " as the new grid"
     )
@@ -136,7 +137,9 @@ def skew(kernels: pd.DataFrame, footer: str = "") -> Figure:
     panels = [panel for _, panel in shown.groupby(["cp_size", "longest"], sort=True)]
     phrases = [f"the {name} heuristic {findings.missed_words(shown, name)}" for name in HEURISTICS]
     title = (
-        "One long sequence needs a long table: " + "; ".join(phrases) + f". ropelab launches by tokens and searches "
+        "One long sequence needs a long table. Of the choices, "
+        + "; ".join(phrases)
+        + f". ropelab launches by tokens and searches "
         f"nothing: its time varies by {_spread(shown[shown.cp_size == 1])}"
     )
     columns = -(-len(panels) // 2) if len(panels) > 3 else max(1, len(panels))
@@ -166,8 +169,8 @@ def layer(frame: pd.DataFrame, footer: str = "") -> Figure:
     looks = _looks(frame)
     speed = (times[OLD] / times[NEW]).dropna() if {OLD, NEW} <= set(times) else pd.Series(dtype=float)
     title = (
-        f"The new grid makes the layer {value_range(speed, '.1f')} times as fast (published "
-        f"{value_range(stated.speedup, '.1f')}); q and k alone take "
+        f"The new grid makes the layer {value_range(speed, '.1f')} times as fast. Published is "
+        f"{value_range(stated.speedup, '.1f')}. q and k alone take "
         + ", ".join(f"{value_range(100 * share[name], '.0f')} % of it with {looks.label(name)}" for name in names)
         + f" (published {value_range(stated.old_share_percent, '.0f')} % and "
         f"{value_range(stated.new_share_percent, '.0f')} %)"

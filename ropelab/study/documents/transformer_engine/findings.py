@@ -28,7 +28,7 @@ from ropelab.study.engine import findings as engine
 from ropelab.study.engine import noise
 from ropelab.study.engine.judging import above
 from ropelab.study.engine.verdict import Basis
-from ropelab.study.engine.words import listed, value_range
+from ropelab.study.engine.words import value_range
 from ropelab.study.plots.drawing import label
 from ropelab.study.topics.performance import comparison
 
@@ -176,24 +176,16 @@ def sum_effects(kernels: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["contender", "given_us", "summed_us", "added_us", "added"]).dropna()
 
 
-def added_by_sum(kernels: pd.DataFrame, *contenders: str) -> str:
-    """The effect of the document's sum on the times of these contenders, by default of all."""
-    effects = sum_effects(kernels).sort_values("added_us")
-    rows = effects[effects.contender.isin(contenders or effects.contender)].itertuples()
-    added = listed(f"{row.added_us:+.0f} µs ({row.added:+.0%}) for {label(row.contender)}" for row in rows)
-    return (
-        f"`out.sum()` and a backward from its expanded gradient change the time by {added} (medians over the packings)"
-    )
-
-
 def sum_counts(kernels: pd.DataFrame) -> str:
     """The sentence on the sum in the document's loss: the time that it adds, and its effect on the speed-up."""
     given, summed = (times(kernels, step).query("part == 'table B'").set_index("n_seqs") for step in (GIVEN, SUMMED))
     ratios = [(table[OLD] / table[NEW]).max() for table in (given, summed)]
+    effects = sum_effects(kernels)
+    added = effects.added_us[~effects.contender.map(label).str.contains("model")]
     return (
-        f"{_whose(kernels)} The document's times contain a sum. Against a given cotangent, {added_by_sum(kernels)}. "
-        f"Without the sum the largest speed-up of the new grid over the old grid is {ratios[0]:.0f} instead of "
-        f"{ratios[1]:.0f}."
+        f"{_whose(kernels)} The sum and its gradient add {value_range(added, '.0f')} µs to the kernels, and the "
+        f"document's times contain them. Without the sum the largest speed-up of the new grid over the old grid is "
+        f"{ratios[0]:.0f} instead of {ratios[1]:.0f}."
     )
 
 
@@ -250,15 +242,15 @@ def skew_counts(kernels: pd.DataFrame) -> str:
     table = table[table.kind == "skewed"]
     phrases = [f"the {name} heuristic {missed_words(table, name)}" for name in HEURISTICS]
     return (
-        f"{_whose(kernels, FORCED)} Both heuristics compare a product with a number and see no lengths. With one long "
-        f"sequence among short sequences, and the shortest table possible, {', and '.join(phrases)}."
+        f"{_whose(kernels, FORCED)} Both heuristics know the number of sequences, rows and tokens, and no length. "
+        f"With one long sequence among short sequences, and the shortest table possible, {', and '.join(phrases)}."
     )
 
 
 def block_price(fit: pd.DataFrame) -> str:
     """The time that a block without a token takes, from the table of `dead_block_fit`."""
     ns = fit.ns_per_dead_block
-    return f"{ns.median():.2f} ns for each dead block and pass (median; {value_range(ns)})"
+    return f"{ns.median():.2f} ns for each empty block and pass (median; {value_range(ns)})"
 
 
 def blocks_count(kernels: pd.DataFrame) -> str:
@@ -268,8 +260,8 @@ def blocks_count(kernels: pd.DataFrame) -> str:
         return ""
     row = fit.loc[fit.dead_blocks.idxmax()]
     return (
-        f"{_whose(kernels)} The old grid takes {block_price(fit)}. A dead block finds no token. "
-        f"{row.dead_blocks:,} dead blocks take {row.beyond_us / 1000:,.0f} ms."
+        f"{_whose(kernels)} The old grid takes {block_price(fit)}. "
+        f"{row.dead_blocks:,} empty blocks take {row.beyond_us / 1000:,.0f} ms."
     )
 
 

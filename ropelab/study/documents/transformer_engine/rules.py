@@ -16,7 +16,7 @@ def price_of_a_block(kernels: pd.DataFrame, published: pd.DataFrame) -> str:
     stated = published.ns_per_dead_block[published.n_seqs >= 128]
     return (
         f"{findings.block_price(fit)}, in table B {value_range(stated)} ns from 128 sequences on; this price explains "
-        f"{len(fit)} cells within {off.max():.0%}, half of them within {off.median():.0%}; few dead blocks cost less "
+        f"{len(fit)} cells within {off.max():.0%}, half of them within {off.median():.0%}; few empty blocks cost less "
         "each, because they hide behind live blocks"
     )
 

@@ -8,7 +8,6 @@ import textwrap
 import pandas as pd
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from ropelab.bench.conformance import NOT_RUN
 from ropelab.conformance import LAWS
@@ -63,8 +62,8 @@ def peers(frame: pd.DataFrame, footer: str = "") -> Figure:
     matrix = matrix.reindex(index=list(dict.fromkeys(names)), columns=[law for law in LAWS if law in set(rows.law)])
     broken = findings.violations(rows)
     right = rows.subject.nunique() - broken.subject.nunique()
-    title = f"{right} of {rows.subject.nunique()} configurations keep every law that applies to them; " + (
-        f"most often broken: {broken.law.value_counts().idxmax()}" if len(broken) else "none is broken"
+    title = f"{right} of {rows.subject.nunique()} configurations keep every law that applies to them. " + (
+        f"Most often broken is {broken.law.value_counts().idxmax()}" if len(broken) else "None is broken"
     )
     fig, ax = _map(matrix, title, footer, left=2.6)
     left_out = frame[frame.status == NOT_RUN].drop_duplicates("subject").groupby("message").subject.agg(" | ".join)
@@ -82,7 +81,7 @@ def _map(matrix: pd.DataFrame, title: str, footer: str, *, left: float, names=No
     rows, columns = matrix.shape
     size = (left + 0.21 * columns + 1.6, 0.165 * rows + 2.0)
     panels = grid(1, 1, size, title, footer)
-    fig, ax = panels.figure, panels.axes[0, 0]
+    ax = panels.axes[0, 0]
     codes = matrix.apply(lambda column: column.map(_CODES))
     colors = ListedColormap(list(_SHADES.values()))
     norm = BoundaryNorm([i - 0.5 for i in range(len(_SHADES) + 1)], colors.N)
@@ -94,9 +93,9 @@ def _map(matrix: pd.DataFrame, title: str, footer: str, *, left: float, names=No
     ax.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
     ax.grid(False)
     _separate(ax, [_theme_of_law(law) for law in matrix.columns], horizontal=False)
-    handles = [Patch(facecolor=color, edgecolor="0.7", label=text) for text, color in _SHADES.items()]
-    fig.legend(handles=handles, loc="outside lower center", borderaxespad=2, frameon=False, ncols=len(_SHADES))
-    return fig, ax
+    for text, color in _SHADES.items():
+        ax.plot([], [], "s", color=color, markeredgecolor="0.7", label=text)
+    return panels.finish(legend=len(_SHADES)), ax
 
 
 def _separate(ax, groups: list[str], *, horizontal: bool) -> None:

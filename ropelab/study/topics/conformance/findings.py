@@ -1,9 +1,5 @@
 """Apply the laws of `ropelab.conformance` to the catalogue of faults and to implementations at hand."""
 
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +14,7 @@ from ropelab.bench.subjects import CONTENDERS
 from ropelab.bench.workers import Job, cores, spread
 from ropelab.conformance import LAWS, Report
 from ropelab.conformance.faults import AGREEMENT, FAULTS, NOT_EXPRESSED, THEMES
+from ropelab.conformance.laws import THEMES as LAW_THEMES
 
 DEFINITION = "definition"
 NEEDS_TRUTH = (*AGREEMENT, "huge")
@@ -33,6 +30,10 @@ FEW = (
 DIAGNOSED = "torchembed 0.3.0"
 VIOLATED = ("fail", "error")
 MANY_CORES = 8
+SHOWN = (
+    DEFINITION, *SELF_CONSISTENCY, "layout", "table_gradients", "packed", "keys_independent", "inputs_unchanged"
+)  # fmt: skip
+"""The laws of the table: those of a rotation, its gradient, a format, and two of memory."""
 
 
 # -------------------------------------------------------------------------------------------- faults against laws
@@ -62,7 +63,11 @@ class Catalogue:
 
 
 def begun_catalogue(
-    faults: Iterable[str] | None = None, laws: Iterable[str] | None = None, *, here: bool = False
+    faults: Iterable[str] | None = None,
+    laws: Iterable[str] | None = None,
+    *,
+    interpreted: bool = True,
+    here: bool = False,
 ) -> Callable[[], Catalogue]:
     """Begin to hold faults to laws and to diagnose each, several at a time; the returned function waits for the end.
 
@@ -74,9 +79,12 @@ def begun_catalogue(
         faults: the names of faults; by default all faults.
         laws: the names of laws; by default all laws, but only the opt-in laws that the catalogue expects to kill the
             fault.
+        interpreted: whether faults in Triton run in the interpreter; without a GPU they are left out otherwise.
         here: whether everything runs in this process.
     """
     names = list(FAULTS if faults is None else faults)
+    if not (interpreted or torch.cuda.is_available()):
+        names = [name for name in names if not FAULTS[name].triton]
     laws = None if laws is None else tuple(laws)
     jobs: dict[bool, list[Job]] = {True: [], False: []}
     for name in names:
@@ -126,7 +134,7 @@ def score(found: Catalogue) -> pd.DataFrame:
         set(FAULTS[name].must_fail) & set(killed) <= set(killed.columns[row]) for name, row in killed.iterrows()
     ]
     rows = [
-        ("expressed as code that runs", total, total + len(NOT_EXPRESSED)),
+        ("known faults that ran as code", total, len(FAULTS) + len(NOT_EXPRESSED)),
         ("killed by some law", killed.any(axis=1).sum(), total),
         ("killed by a law other than definition", others.sum(), total),
         (f"killed by a law that needs no reference (all but {', '.join(NEEDS_TRUTH)})", alone.sum(), total),
@@ -143,7 +151,7 @@ def sentence(found: Catalogue) -> str:
     some = killed.any(axis=1).sum()
     other = killed.drop(columns=DEFINITION, errors="ignore").any(axis=1).sum()
     return (
-        f"{total} of {total + len(NOT_EXPRESSED)} known faults are written as code. {'All' if some == total else some} "
+        f"{total} of {len(FAULTS) + len(NOT_EXPRESSED)} known faults ran as code. {'All' if some == total else some} "
         f"are killed by some law, {other} by a law other than definition, and "
         f"{without_agreement(killed).any(axis=1).sum()} by a law that needs no reference. The diagnosis names "
         f"{len(found.diagnosed)} ({len(found.diagnosed) / total:.0%})"
@@ -277,74 +285,18 @@ def peers_sentence(frame: pd.DataFrame, where: str) -> str:
 def violations_in_words(
     live: pd.DataFrame, record: records.Record | None = None, *, leave_out: str = DIAGNOSED
 ) -> list[tuple[str, str]]:
-    """The headline and the printed counterexample of each contender and law; a GPU's record precedes a CPU's record."""
+    """The headline and the counterexample of the first violation of a forward, a gradient and memory.
+
+    A GPU's record precedes a CPU's record.
+    """
     tables = [live] if record is None else [record.frame, live]
     frame = violations(pd.concat(tables, ignore_index=True)).drop_duplicates(["subject", "law"])
-    rows = frame[frame.subject != leave_out].itertuples()
+    frame = frame[frame.subject != leave_out]
+    theme = frame.law.map(
+        lambda law: next(name for name, module in LAW_THEMES.items() if LAWS[law] in vars(module).values())
+    )
+    rows = frame.groupby(theme, sort=False).head(1).head(3).itertuples()
     return [(f"{row.subject} ({row.device}, {row.dtype})", row.message) for row in rows]
-
-
-# ----------------------------------------------------------------------------------------------- torchembed 0.3.0
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The command that verifies torchembed 0.3.0's kernel, while it runs in a process of its own.
-
-    Attributes:
-        command: the command as for a shell.
-        process: the running command; None where torchembed is missing.
-        missing: why there is no process.
-    """
-
-    command: str
-    process: subprocess.Popen | None
-    missing: str = ""
-
-    def report(self) -> str:
-        """Wait for the end of the process, and return the command with its output."""
-        if self.process is None:
-            return f"{DIAGNOSED} is not diagnosed here: {self.missing}"
-        printed, errors = self.process.communicate()
-        if self.process.returncode not in (0, 1):
-            raise RuntimeError(errors)
-        return f"$ {self.command}\n\n{printed}"
-
-
-def diagnosis_of_torchembed(laws: Iterable[str] | None = None) -> Diagnosis:
-    """Start the command that verifies torchembed 0.3.0's kernel.
-
-    Args:
-        laws: by default all laws, without compilation where the kernel is interpreted.
-    """
-    contender = next(contender for contender in CONTENDERS if contender.name == DIAGNOSED)
-    if reason := contender.missing():
-        return Diagnosis("", None, reason)
-    function = contender.function
-    words = ["verify", f"{function.__module__}:{function.__name__}", "--convention", contender.convention, "--verbose"]
-    for option, value in contender.options.items():
-        words += [f"--{option.replace('_', '-')}", value]
-    # The interpreter runs a program for every head.
-    interpreted = ["--skip", "compile", "--q-heads", "2", "--k-heads", "1"]
-    words += ["--device", "cuda"] if torch.cuda.is_available() else interpreted
-    for law in laws or ():
-        words += ["--law", law]
-    # A notebook asks its child processes for colours. A page has no use for colours.
-    plain = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
-    plain |= {"COLUMNS": "120", "TERM": "dumb"}
-    command = [sys.executable, "-m", "ropelab", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=plain)
-    return Diagnosis(f"ropelab {' '.join(words)}", process)
-
-
-def torchembed_sentence(report: str) -> str:
-    """The sentence with the number of laws that do not hold, and the first line of the diagnosis."""
-    summary = re.search(r"(\d+) of \d+ laws do(?:es)? not hold", report)
-    named = re.search(r"^ *- (.*)$", report.partition("Diagnosis:")[2], re.MULTILINE)
-    if not summary:
-        return ""
-    diagnosis = f"The diagnosis: {named[1]}" if named else "The diagnosis names no fault"
-    return f"{DIAGNOSED} breaks {summary[1]} of the laws. {diagnosis}."
 
 
 # ------------------------------------------------------------------------------------------------------- the laws

@@ -66,12 +66,12 @@ def sentence() -> str:
     same = indistinguishable(faults)
     longest = max(frame.seconds.max() for frame in (right, faults, pairs, fresh))
     parts = (
-        f"Of {len(faults)} faults of the catalogue, the identification recovers {counts.get('equal', 0)} as injected, "
-        f"describes {counts.get('wrong', 0)} wrongly and leaves {counts.get('unexplained', 0)} unexplained",
         f"Of {len(pairs)} functions with two random faults, {twofold.get('equivalent', 0)} are proven to be recovered "
         f"and {twofold.get('wrong', 0)} descriptions are wrong",
         f"Of {len(fresh)} faults that were written after the identification, {unseen.get('equivalent', 0)} are proven "
         f"to be recovered and {unseen.get('wrong', 0)} descriptions are wrong",
+        f"Of {len(faults)} faults of the catalogue, the identification recovers {counts.get('equal', 0)} as injected, "
+        f"describes {counts.get('wrong', 0)} wrongly and leaves {counts.get('unexplained', 0)} unexplained",
         f"The identification finds no deviation in {right.silent.sum()} of {len(right)} right implementations",
         f"The longest identification took {longest:.0f} s of CPU time",
         f"No input tells apart the faults of {len(same)} pairs{': ' * bool(same)}" + "; ".join(map(" and ".join, same)),

@@ -17,7 +17,7 @@ from ropelab.conformance.bounds import fraction
 from ropelab.kernels import INTERPRETED
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.plots.looks import COLORBLIND
-from ropelab.study.topics.gradients import bound_evidence, copy_task, wrong_backward
+from ropelab.study.topics.gradients import bound_evidence, wrong_backward
 
 _STYLE = {"axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left"}
 _OVER_BOUND = "largest error / derived bound"
@@ -48,8 +48,8 @@ def _fault_panel(ax, faults: pd.DataFrame) -> None:
     sns.barplot(faults, y="fault", x="fraction", hue="dtype", palette=COLORBLIND[: faults.dtype.nunique()], ax=ax)
     ax.axvline(1, color="black", lw=1)
     caught, mildest = (faults.fraction > 1).sum(), faults.fraction.min()
-    verdict = f"all {len(faults)}" if caught == len(faults) else f"{caught} of {len(faults)}"
-    title = f"The bound rejects {verdict} faulty rotations"
+    verdict = "" if caught == len(faults) else f"{caught} of {len(faults)} cases of "
+    title = f"The bound rejects {verdict}{faults.fault.nunique()} faults in {faults.dtype.nunique()} dtypes"
     label = f"{_OVER_BOUND} (of the mildest fault: {mildest:.0f})"
     ax.set(xscale="log", xlim=(0.3, None), ylabel="", xlabel=label, title=title)
     ax.legend(**_SMALL_LEGEND, loc="upper right")
@@ -88,7 +88,7 @@ def wrong_backward_figure(errors: pd.DataFrame, name: str) -> Figure:
     label = f"{name}: {len(errors)} positions and planes,\nwithin {gap:.2f} of the rounding bound"
     points = {"color": COLORBLIND[0], "lw": 0, "zorder": 3, "label": label}
     left.scatter(errors.angle % (2 * np.pi), errors.error, s=6, **points)
-    title = f"The error of {name} {'lies on' if gap <= 1 else 'departs from'} 2 |sin θ|"
+    title = f"The error {'follows' if gap <= 1 else 'departs from'} 2 |sin θ|"
     left.set(xlabel="angle θ (rad, modulo 2π)", ylabel="relative error of the gradient", ylim=(0, 2.8), title=title)
     left.set_xticks(np.pi * np.arange(0, 2.5, 0.5), ["0", "π/2", "π", "3π/2", "2π"])
     left.legend(fontsize=9, loc="upper left", frameon=False)
@@ -103,13 +103,13 @@ def wrong_backward_figure(errors: pd.DataFrame, name: str) -> Figure:
 
 
 @mpl.rc_context(_STYLE)
-def training_figure(curves: pd.DataFrame, where: str = "torch, float64, CPU") -> Figure:
-    """Loss curves, median and range over the seeds; ``where`` says what computed them."""
+def training_figure(curves: pd.DataFrame, guessing: float, where: str) -> Figure:
+    """Loss curves, median and range over the seeds, beside the loss of guessing; ``where`` says what computed them."""
     fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
     spread = {"estimator": "median", "errorbar": ("pi", 100), "palette": COLORBLIND[: curves.backward.nunique()]}
     sns.lineplot(curves, x="step", y="loss", hue="backward", ax=ax, **spread)
-    ax.axhline(copy_task.CHANCE, color="black", lw=1, ls=":")
-    ax.text(curves.step.max(), copy_task.CHANCE, "guessing", ha="right", va="bottom", fontsize=9)
+    ax.axhline(guessing, color="black", lw=1, ls=":")
+    ax.text(curves.step.max(), guessing, "guessing", ha="right", va="bottom", fontsize=9)
     parts = " and ".join(f"{loss:.3f}" for loss in final_losses(curves).median())
     title = f"Same weights, same data, other backward: final losses {parts}"
     ax.set(ylim=(0, None), xlabel="training step (Adam)", ylabel="cross entropy (nats)", title=title)

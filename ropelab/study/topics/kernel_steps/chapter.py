@@ -1,13 +1,16 @@
 """Show a step in the notebook: its source, whether it is right, its prediction, its machine code and its time."""
 
+import difflib
 import inspect
+import re
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
 import pandas as pd
 import torch
-from IPython.display import Markdown, display
+import triton
+from IPython.display import HTML, Markdown, display
 
 from ropelab.bench import records
 from ropelab.bench.rows import timed
@@ -16,14 +19,19 @@ from ropelab.study.engine.words import listed, value_range
 from ropelab.study.plots import gpus
 from ropelab.study.topics.kernel_steps import figures, machine_code, predicted, steps
 from ropelab.study.topics.kernel_steps.plans import STEPS, tile_name
-from ropelab.study.topics.kernel_steps.timed import LIBRARY_AS, RECORD, Case, check
+from ropelab.study.topics.kernel_steps.timed import LIBRARY, LIBRARY_AS, RECORD, Case, check
 
 SMALL = Case(tokens=3, heads=17, head_dim=24)
 """The shape that the notebook runs: no size is a power of two."""
 COLUMNS = ("gpu", "tokens", "heads", "head_dim", "contender", "status", "median_us")
 IN_TORCH = next(iter(STEPS))
 """The name of step 0."""
-SHOWN = [*(name for name in STEPS if name < "8"), tile_name(1, 8, 2), "8 stages, adjacent pairs", *LIBRARY_AS]
+BESIDE = ("4 strided loads", "4 strided stores", "7 order alone")
+"""Steps that only explain another step."""
+SHOWN = [
+    *(name for name in STEPS if name < "8" and name not in BESIDE), tile_name(1, 8, 2), "8 stages, adjacent pairs",
+    *LIBRARY_AS,
+]  # fmt: skip
 """The contenders of the first figure; the second figure has the other tiles."""
 
 
@@ -51,7 +59,19 @@ class Chapter:
 
     @cached_property
     def machines(self) -> list[predicted.Gpu]:
-        return predicted.gpus(self.where)
+        """The GPUs whose times the record has; without a record, every GPU with a measured copy."""
+        found = predicted.gpus(self.where)
+        return [gpu for gpu in found if gpu.name in set(self.times.gpu)] or found
+
+    @property
+    def compilers(self) -> str:
+        """Which version of Triton the two kinds of numbers in a row come from."""
+        times = " and ".join(
+            sorted({record.provenance["triton"] for record in records.of_each_gpu(RECORD, self.where)})
+        )
+        if times == triton.__version__:
+            return f"Times and machine code are of Triton {times}."
+        return f"The times are of Triton {times}, the machine code is of Triton {triton.__version__}: a row joins both."
 
     @cached_property
     def times(self) -> pd.DataFrame:
@@ -78,30 +98,29 @@ class Chapter:
     def bytes(self, name: str) -> int:
         """The bytes that a step moves at least; the operations of torch each move their operands."""
         shape = self.case.tokens, self.case.heads, self.case.head_dim
-        return predicted.bytes_in_torch(*shape) if name == IN_TORCH else predicted.bytes_of(*shape)
+        if name == IN_TORCH:
+            return predicted.bytes_in_torch(*shape)
+        by_position = name in STEPS and STEPS[name].positions
+        return predicted.bytes_of(*shape, rows=self.case.longest if by_position else self.case.tokens)
 
-    def predict(self, name: str) -> None:
-        """Show the times that the three roofs allow."""
-        moved = self.bytes(name)
-        times = ", ".join(f"{moved / gpu.bytes_per_us:.1f} µs on an {gpu.name}" for gpu in self.machines)
-        said = f"**Prediction.** Bytes: {moved / 1e6:,.1f} MB, {times}."
-        if (facts := self.facts.get(name)) and self.machines:
-            issue, starts = predicted.issue_us(facts, self.machines[0]), predicted.start_us(facts)
-            said += f" Instructions: {issue:.1f} µs. Starts: {facts['programs']:,} programs, {starts:.1f} µs."
-        display(Markdown(said))
-
-    def show(self, *names: str, before: str = "") -> None:
-        """Show the source of steps, run them on a small input, and compare prediction, machine code and times.
+    def show(self, *names: str, before: str = "", changed_from: str = "") -> None:
+        """Show the source of steps, run them on a small input, and fold prediction, machine code and times.
 
         Args:
-            before: the step whose time is compared with the time of the last of ``names``.
+            before: the step whose machine code and time are compared with those of the last of ``names``.
+            changed_from: the step of which the source of ``names`` differs in a few lines; only these are shown.
         """
         for name in names:
-            display(Markdown(fenced(source(name))))
+            code = source(name)
+            display(Markdown(fenced(changes(source(changed_from), code), "diff") if changed_from else fenced(code)))
             display(Markdown(outcome(name)))
-        display(self.table(names).set_index("step").T.rename_axis(columns=None).style.format(_cell, na_rep=""))
-        if before:
-            self.compare(before, names[-1])
+        self.beside(*names, before=before)
+
+    def beside(self, *names: str, before: str = "") -> None:
+        """Fold the table of steps side by side, and the comparison of the last of them with ``before``."""
+        table = self.table(names).set_index("step").T.rename_axis(columns=None).style.format(_cell, na_rep="not timed")
+        said = "".join(f"<p>{sentence}</p>" for sentence in self.compared(before, names[-1])) if before else ""
+        display(HTML(f"<details><summary>Prediction, machine code and time</summary>{table.to_html()}{said}</details>"))
 
     def figure(self, name: str) -> None:
         """Draw a figure of the shape: "fractions", "roofline" or "tiles"; or say that there are no times."""
@@ -127,11 +146,12 @@ class Chapter:
         if facts:
             asked = facts["asked_bytes"] * 32 * facts["warps"] * facts["programs"]
             row |= {
-                "instructions": facts["instructions"], "bytes a store": facts["store_bytes"],
+                "instructions": facts["instructions"],
+                "early loads": f"{facts['early_loads']} of {facts['loads']}", "bytes a store": facts["store_bytes"],
                 "asked / needed": f"{asked / self.bytes(name):.2f}", "registers": facts["registers"],
                 "occupancy": f"{machine_code.occupancy(facts['registers'], facts['warps']):.0%}",
+                "starts, µs": f"{predicted.start_us(facts):.1f}",
             }  # fmt: skip
-            row["starts, µs"] = f"{predicted.start_us(facts):.1f}"
             row["issue, µs"] = listed(f"{predicted.issue_us(facts, gpu):.1f}" for gpu in self.machines)
         for gpu in self.machines:
             row[f"{gpu.name}: bytes, µs"] = f"{self.bytes(name) / gpu.bytes_per_us:.1f}"
@@ -156,33 +176,73 @@ class Chapter:
         said = []
         for gpu, rows in self.measured.groupby("gpu", sort=False):
             speed = rows.set_index("contender").fraction_of_copy
-            steps_ = speed[[name for name in speed.index if name in STEPS]]
-            last = steps_[[name for name in steps_.index if name.startswith("8")]]
+            last = speed[[name for name in speed.index if name in STEPS and name.startswith("8")]]
             said.append(
-                f"On an {gpu}, {self.words}: the lines of torch run at {speed[IN_TORCH]:.2f} of a copy, step 1 "
-                f"at {speed['1 one head']:.2f}, step 3 at {speed['3 wide accesses']:.2f} and step 7 at "
-                f"{speed['7 in order']:.2f}. The tiles of step 8 run at {value_range(last)}."
+                f"On an {gpu}, {self.words}: the lines of torch run at {speed[IN_TORCH]:.2f} of a copy, step 1 at "
+                f"{speed['1 one head']:.2f}, step 3 at {speed['3 wide accesses']:.2f} (the library "
+                f"{speed[LIBRARY]:.2f}). By positions step 7 runs at {speed['7 in order']:.2f} (the library "
+                f"{speed[f'{LIBRARY}, positions']:.2f}) and the tiles of step 8 at {value_range(last)}."
             )
         return said
 
-    def compare(self, slow: str, fast: str) -> None:
-        """Say how many times as long as another step a step takes on every GPU, or that it was not measured."""
+    def mapping(self, *names: str) -> None:
+        """Show how the tile of steps lies in the threads and warps of a program, in Triton's words."""
+        display(Markdown("\n".join(f"- {name}: `{self.facts[name]['mapping']}`" for name in names)))
+
+    def fastest(self) -> list[str]:
+        """The fastest kernel of every other shape of the record."""
+        said = []
+        ours = self.times[self.times.contender.isin(STEPS)]
+        for (gpu, *shape), rows in ours.groupby(["gpu", "tokens", "heads", "head_dim"], sort=False):
+            if (case := Case(*shape)) != self.case:
+                best = rows.loc[rows.median_us.idxmin()]
+                said.append(
+                    f"On an {gpu}, {Chapter(self.where, case).words}: *{best.contender}* is the fastest step, with "
+                    f"{best.fraction_of_copy:.2f} of a copy."
+                )
+        return said
+
+    def compared(self, slow: str, fast: str) -> list[str]:
+        """Say how instructions and time change from one step to another, and how near the highest roof is."""
+        said = []
+        if {slow, fast} <= set(self.facts):
+            counts = [self.facts[name]["instructions"] for name in (slow, fast)]
+            said.append(f"From {slow} to {fast}: instructions {counts[0]} to {counts[1]} ({_change(*counts)}).")
         times = self.measured.pivot_table(index="gpu", columns="contender", values="median_us", sort=False)
-        if {slow, fast} <= set(times):
-            ratios = (times[slow] / times[fast]).dropna().items()
-            said = "; ".join(f"on an {gpu} {ratio:.2f} times as long" for gpu, ratio in ratios)
-            display(Markdown(f"**Measured.** *{slow}* against *{fast}*: {said}."))
-        else:
-            display(Markdown(f"*Not measured for {self.words}.*"))
+        if not {slow, fast} <= set(times):
+            return [*said, f"The record has no time of both for {self.words}."]
+        for gpu in self.machines:
+            took = times.loc[gpu.name, [slow, fast]]
+            roofs = {"bytes": self.bytes(fast) / gpu.bytes_per_us}
+            if facts := self.facts.get(fast):
+                roofs |= {"instructions": predicted.issue_us(facts, gpu), "starts": predicted.start_us(facts)}
+            highest = max(roofs, key=roofs.__getitem__)
+            said.append(
+                f"On an {gpu.name}: {took.iloc[0]:.1f} to {took.iloc[1]:.1f} µs ({_change(*took)}). The highest roof "
+                f"of {fast} is {highest}: {roofs[highest]:.1f} µs, {roofs[highest] / took.iloc[1]:.2f} of its time."
+            )
+        return said
 
 
 def _cell(value: object) -> str:
     return f"{value:.0f}" if isinstance(value, float) else str(value)
 
 
-def fenced(text: str) -> str:
+def _change(before: float, after: float) -> str:
+    """``"-45 %"``."""
+    return f"{after / before - 1:+.0%}".replace("%", " %")
+
+
+def fenced(text: str, language: str = "python") -> str:
     """Source as a block of code in markdown, without the remark that keeps the lines of its arguments together."""
-    return f"```python\n{text.rstrip()}\n```".replace("  # fmt: skip", "")
+    return f"```{language}\n{text.rstrip()}\n```".replace("  # fmt: skip", "")
+
+
+def changes(before: str, after: str) -> str:
+    """The lines that differ between two sources apart from remarks, each group with the lines beside it."""
+    sources = ([re.sub("  #.*", "", line) for line in text.splitlines()] for text in (before, after))
+    lines = difflib.unified_diff(*sources, n=1, lineterm="")
+    return "\n".join(re.sub("^@@.*", "", line) for line in list(lines)[2:]).strip("\n")
 
 
 def code_of(kernel: Any) -> str:

@@ -13,7 +13,7 @@ from ropelab.study.topics.kernel_steps.predicted import Gpu
 
 
 def fractions(frame: pd.DataFrame, names: Sequence[str], footer: str = "") -> Figure:
-    """The speed of steps as a fraction of the copy, with the noise of `drawing.noisy`."""
+    """The time of steps over that of the copy, with the noise of `drawing.noisy`."""
     rows = drawing.noisy("kernel_steps", frame[frame.contender.isin(names)])
     place = marks.places(names)
     panels = grid(1, 1, (5.6, 0.36 * len(names) + 1.2), "Each step beside a copy of the same bytes", footer)
@@ -21,10 +21,12 @@ def fractions(frame: pd.DataFrame, names: Sequence[str], footer: str = "") -> Fi
     for number, (_, points, look) in enumerate(gpus.parts(rows)):
         y = place[points.contender] + 0.14 - 0.28 * number
         speed = points.fraction_of_copy
-        gpus.across(ax, speed, y, speed / points.high, speed / points.low, look, markersize=5)
+        gpus.across(ax, 1 / speed, y, points.low / speed, points.high / speed, look, markersize=5)
+    ax.set_xscale("log")
+    ticks.plain_log(ax.xaxis)
     marks.one(ax)
-    marks.rows(ax, place)
-    return panels.finish("fraction of the speed of a copy", legend=3)
+    marks.rows(ax, place, left=0.9)
+    return panels.finish("times as long as a copy of the same bytes", legend=3)
 
 
 def roofline(
@@ -70,6 +72,6 @@ def tiles(frame: pd.DataFrame, facts: Mapping[str, Mapping[str, int]], footer: s
         ax.annotate(text, (x, 0.02), xycoords=("data", "axes fraction"), ha="center", size=8)
     ax.set_xscale("log", base=2)
     ticks.at(ax.xaxis, pairs.values(), "{:g}".format)
-    ax.set_ylim(0, 1.08)
+    ax.set_ylim(rows.fraction_of_copy.min() - 0.1, 1.02)
     marks.one(ax, upright=False)
     return panels.finish("pairs a thread (below: its registers, the occupancy)", "fraction of a copy", legend=3)

@@ -46,6 +46,7 @@ Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capabi
 _WIDTHS = {"U8": 1, "U16": 2, "64": 8, "128": 16}
 """The suffix of an access -> its bytes; without such a suffix an access moves four bytes."""
 _ACCESS = re.compile(r"\b(LDG|STG)\.E((?:\.\w+)*)")
+_STORED = re.compile(r"tt\.store .*!tt\.ptr<bf16>, (#\w+)>")
 _LINE = re.compile(r"^\s*/\*[0-9a-f]+\*/(.*)$", re.M)
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(@\S+\s+)?([A-Z]\w*)", re.M)
 
@@ -55,11 +56,13 @@ def facts(plan: Plan, tokens: int, heads: int, head_dim: int) -> dict[str, Any]:
 
     Returns:
         instructions: of a warp, from the start to the end of the program.
-        loads, stores: those instructions that access global memory. store_bytes: the most bytes that a thread writes
+        loads, stores: those instructions that access global memory. early_loads: the loads before the first
+        instruction on floating-point numbers. store_bytes: the most bytes that a thread writes
         with one of them. asked_bytes: the bytes that a thread accesses, if it takes part in every access. registers: of
         a thread. local: bytes of local memory of a thread, for registers
         that do not fit. shared: bytes of shared memory of a program. warps: of a program; programs: of the grid. code:
-        the hash of the disassembled machine code without the name of the kernel.
+        the hash of the disassembled machine code without the name of the kernel. mapping: Triton's words for how the
+        tile that is stored lies in threads and warps.
     """
     planned = plan(*_tensors(tokens, heads, head_dim))
     launch: Any = SimpleNamespace(kernel=planned.kernel, fixed=(), options=planned.options)
@@ -67,15 +70,18 @@ def facts(plan: Plan, tokens: int, heads: int, head_dim: int) -> dict[str, Any]:
     code = _disassembled(kernel.asm["cubin"], "nvdisasm", "-c")
     usage = _disassembled(kernel.asm["cubin"], "cuobjdump", "-res-usage")
     found = _ACCESS.findall(code)
+    layout = re.escape(_STORED.findall(kernel.asm["ttgir"])[-1])
     widths = {name: [_width(suffix) for access, suffix in found if access == name] for name in ("LDG", "STG")}
     return {
         "instructions": _until_the_end(code),
         "loads": len(widths["LDG"]),
+        "early_loads": len(re.findall(r"\bLDG\b", re.split(r"\bF(?:ADD|MUL|FMA)\b", code)[0])),
         "stores": len(widths["STG"]), "store_bytes": max(widths["STG"]),
         "asked_bytes": sum(widths["LDG"]) + sum(widths["STG"]),
         "registers": int(re.findall(r"REG:(\d+)", usage)[0]),
         "local": sum(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", usage))),
         "shared": kernel.metadata.shared, "warps": planned.options["num_warps"], "programs": prod(planned.grid),
+        "mapping": re.findall(rf"^{layout} = #ttg\.blocked<{{(.*), order", kernel.asm["ttgir"], re.M)[0],
         "code": hashlib.sha256("".join(_LINE.findall(code)).encode()).hexdigest(),
     }  # fmt: skip
 

@@ -118,6 +118,10 @@ def aligned(kernel: Any, given: Inputs, y: torch.Tensor, *more: Any, between: tu
     return tiled(kernel, given, y, alignment(given.x.stride()[:2]), *more, between=between)
 
 
+def aligned_side(given: Inputs, y: torch.Tensor, loads: bool) -> Planned:
+    return aligned(steps.strided_side, given, y, loads)
+
+
 def either_way(given: Inputs, y: torch.Tensor, inverse: bool) -> Planned:
     return aligned(steps.either_way, given, y, inverse)
 
@@ -134,8 +138,8 @@ def positions_given(given: Inputs, y: torch.Tensor, heads_first: bool) -> Planne
     return aligned(steps.positions_given, given, y, False, heads_first, between=(given.positions, len(given.cos)))
 
 
-def in_order(given: Inputs, y: torch.Tensor) -> Planned:
-    planned = aligned(steps.in_order, given, y, False, between=(given.positions, len(given.cos)))
+def in_order(given: Inputs, y: torch.Tensor, eviction: str) -> Planned:
+    planned = aligned(steps.in_order, given, y, False, eviction, between=(given.positions, len(given.cos)))
     tokens, blocks = planned.grid
     return Planned(planned.kernel, (tokens * blocks,), planned.arguments)
 
@@ -170,12 +174,15 @@ def _steps() -> list[Step]:
         Step("2 shared row", partial(tiled, steps.shared_row)),
         Step("3 wide accesses", partial(aligned, steps.wide_accesses)),
         Step("4 strided pairs", partial(aligned, steps.strided_pairs), layout="interleaved"),
+        Step("4 strided loads", partial(aligned_side, loads=True), layout="interleaved"),
+        Step("4 strided stores", partial(aligned_side, loads=False), layout="interleaved"),
         Step("4 split pairs", partial(aligned, steps.split_pairs), layout="interleaved"),
         Step("5 backward", partial(either_way, inverse=True), inverse=True),
         Step("6 packed", packed, positions=True),
         Step("6 positions", partial(positions_given, heads_first=False), positions=True),
         Step("6 positions, heads first", partial(positions_given, heads_first=True), positions=True),
-        Step("7 in order", in_order, positions=True),
+        Step("7 order alone", partial(in_order, eviction=""), positions=True),
+        Step("7 in order", partial(in_order, eviction="evict_last"), positions=True),
         *(Step(name, plan, positions=True) for name, plan in tiles.items()),
         Step("8 stages, adjacent pairs", adjacent, layout="interleaved", positions=True),
     ]

@@ -62,9 +62,9 @@ def start_us(facts: Mapping[str, int]) -> float:
     return facts["programs"] * START_NS / 1000
 
 
-def bytes_of(tokens: int, heads: int, head_dim: int, itemsize: int = 2) -> int:
-    """The least bytes of a step: every feature read and written once, and every row of both tables in float32."""
-    return 2 * tokens * heads * head_dim * itemsize + 2 * 4 * tokens * (head_dim // 2)
+def bytes_of(tokens: int, heads: int, head_dim: int, rows: int) -> int:
+    """The least bytes of a step in bfloat16: every feature read and written once, and ``rows`` of both tables."""
+    return 2 * 2 * tokens * heads * head_dim + 2 * 4 * rows * (head_dim // 2)
 
 
 def bytes_in_torch(tokens: int, heads: int, head_dim: int) -> int:

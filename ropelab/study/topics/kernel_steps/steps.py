@@ -107,6 +107,35 @@ def strided_pairs(
 
 
 @triton.jit(do_not_specialize=["token_stride", "head_stride"])
+def strided_side(
+    x, cos, sin, y, token_stride, head_stride, HEADS: tl.constexpr, PAIRS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr, ALIGN: tl.constexpr, LOADS: tl.constexpr,
+):  # fmt: skip
+    """`strided_pairs` with strided loads alone, or with strided stores alone; `split_pairs` has the other side."""
+    token = tl.program_id(0)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
+    pair = tl.arange(0, BLOCK_PAIRS)[None, :]
+    exists = (head < HEADS) & (pair < PAIRS)
+    row = token * PAIRS + tl.broadcast_to(pair, [BLOCK_HEADS, BLOCK_PAIRS])
+    c = tl.load(cos + row, mask=exists)
+    s = tl.load(sin + row, mask=exists)
+    of_token = tl.multiple_of(token.to(tl.int64) * token_stride, ALIGN)
+    of_head = of_token + tl.multiple_of(head * head_stride, [1, ALIGN])
+    feature = tl.arange(0, 2 * BLOCK_PAIRS)[None, :]
+    is_feature = (head < HEADS) & (feature < 2 * PAIRS)
+    if LOADS:
+        x0 = tl.load(x + of_head + 2 * pair, mask=exists).to(tl.float32)
+        x1 = tl.load(x + of_head + 2 * pair + 1, mask=exists).to(tl.float32)
+        both = tl.reshape(tl.join(x0 * c - x1 * s, x1 * c + x0 * s), [BLOCK_HEADS, 2 * BLOCK_PAIRS])
+        tl.store(y + of_head + feature, both.to(y.dtype.element_ty), mask=is_feature)
+    else:
+        both = tl.load(x + of_head + feature, mask=is_feature).to(tl.float32)
+        x0, x1 = tl.split(tl.reshape(both, [BLOCK_HEADS, BLOCK_PAIRS, 2]))
+        tl.store(y + of_head + 2 * pair, (x0 * c - x1 * s).to(y.dtype.element_ty), mask=exists)
+        tl.store(y + of_head + 2 * pair + 1, (x1 * c + x0 * s).to(y.dtype.element_ty), mask=exists)
+
+
+@triton.jit(do_not_specialize=["token_stride", "head_stride"])
 def split_pairs(
     x, cos, sin, y, token_stride, head_stride, HEADS: tl.constexpr, PAIRS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr, ALIGN: tl.constexpr,
@@ -195,7 +224,7 @@ def positions_given(
     x0 = tl.load(x + at, mask=exists)  # the heads need no position, so their loads begin first
     x1 = tl.load(x + at + PAIRS, mask=exists)
     if HEADS_FIRST:
-        tl.debug_barrier()  # the compiler moves no instruction across it: nothing waits for the position before
+        tl.debug_barrier()  # the compiler moves no load across it: nothing waits for the position before
     position = tl.load(positions + token).to(tl.int64)
     has_row = (position >= 0) & (position < table_rows)
     row = tl.multiple_of(position * PAIRS, ALIGN // 2) + tl.broadcast_to(pair, [BLOCK_HEADS, BLOCK_PAIRS])
@@ -213,6 +242,7 @@ def positions_given(
 def in_order(
     x, cos, sin, y, positions, table_rows, token_stride, head_stride, HEADS: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, ALIGN: tl.constexpr, TRANSPOSE: tl.constexpr,
+    EVICTION: tl.constexpr,
 ):  # fmt: skip
     HEAD_BLOCKS: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     token = tl.program_id(0) // HEAD_BLOCKS  # programs that start together read adjacent memory, and one row
@@ -227,9 +257,8 @@ def in_order(
     position = tl.load(positions + token).to(tl.int64)
     has_row = (position >= 0) & (position < table_rows)
     row = tl.multiple_of(position * PAIRS, ALIGN // 2) + tl.broadcast_to(pair, [BLOCK_HEADS, BLOCK_PAIRS])
-    c = tl.load(cos + row, mask=exists & has_row, eviction_policy="evict_last")  # every layer reads the tables again
-    s = tl.load(sin + row, mask=exists & has_row, eviction_policy="evict_last")
-    s *= tl.where(has_row, 1.0, float("nan"))
+    c = tl.load(cos + row, mask=exists & has_row, eviction_policy=EVICTION)
+    s = tl.load(sin + row, mask=exists & has_row, eviction_policy=EVICTION) * tl.where(has_row, 1.0, float("nan"))
     y0, y1 = turn(x0.to(tl.float32), x1.to(tl.float32), (c, c, s, s), TRANSPOSE)
     tl.store(y + at, y0.to(y.dtype.element_ty), mask=exists)
     tl.store(y + at + PAIRS, y1.to(y.dtype.element_ty), mask=exists)

@@ -42,18 +42,26 @@ class Case:
         """The bytes that must move: every element is read once and written once. Tables and positions do not count."""
         return 2 * 2 * self.tokens * self.heads * self.head_dim
 
+    @property
+    def cu_seqlens(self) -> torch.Tensor:
+        """Where packed sequences of growing lengths begin and end."""
+        number = torch.arange(SEQUENCES + 1)
+        return number * (number + 1) * self.tokens // (SEQUENCES * (SEQUENCES + 1))
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest sequence, and so the rows of the tables that positions name."""
+        return int(self.cu_seqlens.diff().max())
+
     def inputs(self, count: int, device: torch.device | str, dtype: torch.dtype = torch.bfloat16) -> list[Inputs]:
         """``count`` sets, which share tables and packed sequences of growing lengths."""
         generator = torch.Generator(device).manual_seed(0)
-        number = torch.arange(SEQUENCES + 1)
-        cu_seqlens = number * (number + 1) * self.tokens // (SEQUENCES * (SEQUENCES + 1))
-        lengths = cu_seqlens.diff().tolist()
-        positions = torch.cat([torch.arange(length) for length in lengths]).to(device, torch.int32)
+        positions = torch.cat([torch.arange(length) for length in self.cu_seqlens.diff().tolist()])
         tables = ropelab.rotary_table(self.tokens, self.head_dim, device=device)
         shape = self.tokens, self.heads, self.head_dim
         return [
             Inputs(torch.randn(shape, generator=generator, device=device, dtype=dtype), *tables,
-                   cu_seqlens.to(device, torch.int32), positions)
+                   self.cu_seqlens.to(device, torch.int32), positions.to(device, torch.int32))
             for _ in range(count)
         ]  # fmt: skip
 

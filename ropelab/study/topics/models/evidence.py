@@ -12,8 +12,6 @@ from ropelab.study.topics.models import tables
 STUDY = "whole_models"
 """The name of the record."""
 _CELL = ["model", "mode", "step"]
-QUANTITIES = {"launches": ("Kernels of a step.", "{:,.0f}"), "peak memory": ("GiB at the peak of a step.", "{:,.1f}")}
-"""Quantity of the record -> its words, and the form of its numbers."""
 WORTHLESS = 0.01
 """The least saved share of a step's time. Below it the notebook says that ropelab does not help the step."""
 
@@ -64,19 +62,31 @@ def sentences(frame: pd.DataFrame) -> list[str]:
     for (mode, step), longer in unclear.groupby(level=["mode", "step"], sort=False):
         found.append(
             f"The step {step}, {mode}, is left out: a model that does not rotate took up to {longer.max():.0%} longer "
-            "there than with ropelab. No rotation is faster than none, so noise is larger than the gain."
+            "there than with ropelab. A model that does not rotate cannot be slower than one that does, so the noise "
+            "is larger than the gain."
         )
-    return found
+    return [*found, *filter(None, [noise_sentence(frame)])]
 
 
-def compiled_sentence(frame: pd.DataFrame) -> str:
-    """The time of compiled steps over the time of the same eager steps, without ropelab; empty if not measured."""
-    times = values(frame)[PLAIN].unstack("mode")
-    if not {"eager", "compiled"} <= set(times) or (ratios := (times.compiled / times.eager).dropna()).empty:
+def noise_sentence(frame: pd.DataFrame) -> str:
+    """How much longer a model without a rotation took than one with ropelab's, as a measure of noise; or ""."""
+    times = values(frame).drop(doubtful(frame).index)
+    if not {OURS, NONE} <= set(times) or not (longer := times[NONE] / times[OURS] - 1).gt(0).any():
         return ""
     return (
-        f"Without ropelab, a compiled step takes {ratios.min():.2f} to {ratios.max():.2f} times the time of the same "
-        "eager step."
+        f"In {longer.gt(0).sum()} of {longer.notna().sum()} steps a model without any rotation takes longer than with "
+        f"ropelab's, by up to {longer.max():.1%}: differences of this size are noise."
+    )
+
+
+def memory_sentence(frame: pd.DataFrame) -> str:
+    """The largest changes of the peak memory of a step."""
+    gib = values(frame, "peak memory")
+    more = (gib[OURS] - gib[PLAIN]).max()
+    saved = (gib[PLAIN] - gib[NORMS]).max() if NORMS in gib else 0.0
+    return (
+        f"ropelab's rotation adds at most {more:.2f} GiB to the peak memory of a step. Rotation with fused norms saves "
+        f"up to {saved:.2f} GiB."
     )
 
 

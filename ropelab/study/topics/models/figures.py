@@ -24,11 +24,6 @@ def saved(frame: pd.DataFrame, footer: str = "") -> Figure:
     rows = shares.reset_index()
     rows["row"] = rows.model + ": " + rows.step
     title = f"ropelab saves up to {shares.drop(columns=NONE, errors='ignore').max(axis=None):.0%} of a step"
-    if {OURS, NONE} <= set(shares) and (beyond := shares[OURS] - shares[NONE]).max() > 0:
-        title += (
-            f"; in {(beyond > 0).sum()} of {len(beyond)} steps it saves up to {beyond.max():.1%} more than a model "
-            "without a rotation, which is impossible: so large is the noise"
-        )
     place = marks.places(rows.row)
     panels = facet(
         rows, (4.6, 0.34 * len(place) + 0.9), title, footer, column="mode", words={}, sharex=True, sharey=True

@@ -3,6 +3,7 @@
 A model with a wrong backward is the control: a comparison that it passes would show nothing.
 """
 
+import math
 from contextlib import nullcontext
 
 import pandas as pd
@@ -13,11 +14,13 @@ from transformers.models.llama import modeling_llama
 
 from ropelab.interop.huggingface import patch
 from ropelab.kernels import INTERPRETED, use_backend
-from ropelab.study.topics.gradients.copy_task import VOCABULARY
 from ropelab.study.topics.gradients.wrong_backward import with_wrong_backward
 
 PLAIN, OURS, WRONG = "Transformers' rotation", "patch(model)", "wrong backward (control)"
 _OFFSET, _TOKENS, _BATCH, _WIDTH = 3, 24, 16, 32
+VOCABULARY = 16
+CHANCE = math.log(VOCABULARY)
+"""The cross entropy (nats) of a model that guesses."""
 
 
 def compare(*, seeds: int, steps: int) -> pd.DataFrame:

@@ -29,7 +29,7 @@ def roof(frame: pd.DataFrame, footer: str = "") -> Figure:
     rows = drawing.noisy(RECORD, frame)
     several = rows.groupby(findings.cell(frame)).tokens.transform("nunique") >= LINE
     rows = _named(rows[several] if several.any() else rows)
-    title = f"One launch beside the best copy; {drawing.each(_title, frame)}"
+    title = f"One launch beside the best copy. {drawing.each(_title, frame)}"
     panels = facet(rows, (4.6, 3.2), title, footer, column="cell", row="gpu", words={}, sharey=True)
     for ax, panel, _ in panels:
         tokens = sorted(panel.tokens.unique())
@@ -76,7 +76,7 @@ def cases(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def _title(frame: pd.DataFrame) -> str:
     said = (findings.roof_sentence(frame), findings.faster_sentence(frame))
-    return "\n".join(filter(None, said)).replace("`", "").rstrip(".")
+    return " ".join(filter(None, said)).replace("`", "").rstrip(".")
 
 
 def _contenders(rows: pd.DataFrame) -> list[str]:

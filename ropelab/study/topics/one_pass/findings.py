@@ -64,8 +64,8 @@ def roof_sentence(frame: pd.DataFrame) -> str:
         return f"No case of `{ONE}` moves {LARGE / 1e6:.0f} MB or more."
     met = (ours.fraction_of_copy >= LEAST_OF_COPY).sum()
     return (
-        f"From {LARGE / 1e6:.0f} MB on, one launch runs at {value_range(ours.fraction_of_copy)} of the best copy of "
-        f"the bytes that must move; {met} of {len(ours)} cases reach the bar of {LEAST_OF_COPY}."
+        f"From {LARGE / 1e6:.0f} MB on, one launch runs at {value_range(ours.fraction_of_copy)} of the best copy. "
+        f"The copy has the bytes that must move, and {met} of {len(ours)} cases reach the bar of {LEAST_OF_COPY}."
     )
 
 
@@ -77,8 +77,8 @@ def places_sentence(frame: pd.DataFrame) -> str:
     rows = table.dropna(subset=[ONE, PLACES])
     reached = rows[PLACES] / rows[ONE]
     return (
-        f"In {len(rows)} of these cases a part of each row stays where it is, or the results are narrower than the "
-        f"inputs. There one launch runs at {value_range(reached)} of a copy that reads and writes the same places; "
+        f"In {len(rows)} of these cases the rows have gaps, or the results are narrower than the inputs. "
+        f"There one launch runs at {value_range(reached)} of a copy that reads and writes the same places; "
         f"{(reached >= LEAST_OF_COPY).sum()} of {len(rows)} cases reach the bar with this copy as the limit."
     )
 
@@ -104,7 +104,7 @@ def ceiling_sentence(ceilings: pd.DataFrame, ratio: int = 4) -> str:
     rows = ceilings[ceilings.ratio == ratio].set_index(["launches", "cache"]).ceiling
     three, two, _ = LAUNCHES
     return (
-        f"With {ratio} query heads for each key head and a cache in 16 bits, one pass can be {rows[three, 16]:.2f} "
-        f"times as fast as three launches and {rows[two, 16]:.2f} times as fast as two launches. With a cache in 8 "
-        f"bits it can be {rows[three, 8]:.2f} and {rows[two, 8]:.2f} times as fast."
+        f"By bytes one pass is {rows[three, 16]:.2f} times as fast as three launches, {rows[two, 16]:.2f} times as "
+        f"two. So it is with {ratio} query heads for each key head and a cache in 16 bits; with 8 bits it is "
+        f"{rows[three, 8]:.2f} and {rows[two, 8]:.2f} times."
     )

@@ -1,4 +1,4 @@
-"""Draw the figures of the kernel family: every format, packed sequences, few tokens, QK norm.
+"""Draw the figures of the kernel family: every format, and QK norm.
 
 Each function takes the tables of the records and returns a figure. The title is computed from the tables, and
 ``family_findings`` says whether a bar is met.
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ropelab.study.plots import drawing, marks, ticks
+from ropelab.study.plots import drawing, marks
 from ropelab.study.plots.heatmap import heatmap
 from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.plots.panels import CELLS, LAYOUT, facet, grid
@@ -20,7 +20,6 @@ from ropelab.study.topics.performance.findings import (
     LEAST_OF_COPY,
     LEAST_OF_COPY_NORM,
     LEAST_OVER_COMPILED,
-    SKEWED,
     toward_worse,
 )
 
@@ -48,7 +47,7 @@ def formats(dense: pd.DataFrame, others: pd.DataFrame, footer: str = "") -> Figu
                              values=["fraction_of_copy", "reach"])  # fmt: skip
     gpus = table.index.unique("gpu")
     title = (
-        f"ropelab's slowest call of each format and cell, as a fraction of a copy; {drawing.each(met, dense, others)}"
+        f"ropelab's slowest call of each format and cell, as a fraction of a copy. {drawing.each(met, dense, others)}"
     )
     size = (4.4, 0.4 * ours.cell.nunique() + 1.0)
     panels = grid(1, len(gpus), size, title, footer, sharey=True)
@@ -67,73 +66,10 @@ def formats(dense: pd.DataFrame, others: pd.DataFrame, footer: str = "") -> Figu
     return panels.finish("", CELLS, untimed=pd.concat([dense, others]))
 
 
-def packed(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The time of 65,536 packed tokens against the number of sequences, and in the skewed case, on each GPU."""
-    times = drawing.noisy("packed", frame)
-    lengths = frame.drop_duplicates("case").set_index("case")
-    equal = lengths[lengths.index != SKEWED].sort_values("n_seqs").index.tolist()
-    cases = equal + [SKEWED] * (SKEWED in lengths.index)
-    place = pd.Series(range(len(cases)), cases)
-    title = f"Packed sequences, worst cases of ropelab; {drawing.each(_phrases(family_findings.packed_bars), frame)}"
-    panels = facet(times, (5.0, 4.2), title, footer, column="gpu", sharey=True)
-    for ax, panel, _ in panels:
-        copy = drawing.copies(panel).groupby("case").median_us.min().reindex(cases)
-        ax.plot(range(len(cases)), copy, **marks.COPY)
-        for name, points in drawing.contenders(panel):
-            # Each length of the tables apart, because the time of some kernels follows it.
-            long = points.get("freqs_len", pd.Series(0, points.index)).fillna(0)
-            look = CONTENDERS(name) | {"label": _with_tables(name, points), "zorder": 5 if name == OURS else 3}
-            for _, rows in points.groupby(long):
-                found = drawing.spans(rows, "case", "median_us").reindex(cases).dropna()
-                marks.spans(ax, place[found.index], found, look, markersize=7)
-                joined = found.middle.reindex(equal).dropna()
-                ax.plot(place[joined.index], joined, color=look["color"], linewidth=1.2, zorder=2)
-        if SKEWED in cases and equal:
-            ax.axvline(len(equal) - 0.5, color="0.6", linewidth=1)
-        ax.set(yscale="log", xlim=(-0.4, len(cases) - 0.5))
-        ax.set_xticks(range(len(cases)), [_case_tick(case, lengths.loc[case]) for case in cases], size=8)
-        ticks.plain_log(ax.yaxis)
-    label = "sequences in 65,536 tokens, and their tokens"
-    return panels.finish(label, "GPU time (µs)", legend=3, untimed=frame)
-
-
-def _with_tables(name: str, points: pd.DataFrame) -> str:
-    """The label, with the number of rows of the tables where the record has the number."""
-    rows = points.get("freqs_len", pd.Series()).dropna()
-    return drawing.label(name) + (f", tables of {drawing.value_range(rows, ',.0f')} rows" if len(rows) else "")
-
-
-def _case_tick(case: str, row: pd.Series) -> str:
-    if case == SKEWED:
-        return f"{row.n_seqs:,}:\none of {row.longest:,},\nthe rest of 13"
-    return f"{row.n_seqs:,}\nof {'up to ' if row.n_seqs * row.longest > row.tokens else ''}{row.longest:,}"
-
-
-def few_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """GPU time of 1 to 8 tokens as a multiple of the time of a copy, over layouts and directions, on each GPU."""
-    times = drawing.noisy("few_tokens", frame)
-    times = times.assign(tokens=times.batch * times.seq_len, over_copy=1 / times.fraction_of_copy)
-    limit = family_findings.few_tokens_bars(frame)[0].limit
-    worst = times[times.contender == OURS].over_copy.max()
-    phrases = drawing.each(_phrases(family_findings.few_tokens_bars), frame)
-    title = f"With 1 to 8 tokens ropelab takes at most {worst:.2f} times as long as a copy; {phrases}"
-    panels = facet(times, (4.4, 4.0), title, footer, column="gpu", sharex=True, sharey=True)
-    for ax, panel, _ in panels:
-        marks.one(ax, upright=False, label="best copy")
-        ax.axhline(limit, color="black", linewidth=1.6, label=f"bar, {limit}")
-        for step, (name, points) in enumerate(drawing.contenders(panel)):
-            found = drawing.spans(points, "tokens", "over_copy")
-            marks.spans(ax, found.index * 1.05 ** (step - 2), found, CONTENDERS(name), markersize=7)
-        ax.set(xscale="log", yscale="log")
-        ticks.at(ax.xaxis, sorted(times.tokens.unique()), "{:g}".format)
-        ticks.plain_log(ax.yaxis)
-    return panels.finish("tokens", "GPU time (best copies)", legend=4, untimed=frame)
-
-
 def qk_norm(frame: pd.DataFrame, footer: str = "") -> Figure:
     """QK norm and rotation as a fraction of the copy of q and k, per step and GPU, with the limit of the bytes."""
     times = drawing.noisy("qk_norm", frame)
-    title = f"QK norm and rotation in one pass; {drawing.each(_phrases(family_findings.qk_norm_bars), frame)}"
+    title = f"QK norm and rotation in one pass. {drawing.each(_phrases(family_findings.qk_norm_bars), frame)}"
     times = times.assign(row=list(zip(times.cell, times.layout, strict=True)))
     place = marks.places(times.row)
     labels = [f"{cell}, {LAYOUT[layout]}" for cell, layout in place.index]
@@ -166,8 +102,6 @@ def _qk_norm_bar(step: str, panel: pd.DataFrame) -> pd.Series | None:
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "formats": (("dense", "formats"), formats),
-    "packed": (("packed",), packed),
-    "few_tokens": (("few_tokens",), few_tokens),
     "qk_norm": (("qk_norm",), qk_norm),
 }
 """The name of a figure -> the studies, and the function that draws their tables with a footer."""

@@ -25,8 +25,8 @@ def sentences(frame: pd.DataFrame) -> list[str]:
     """One sentence for each part that has a time of Megatron-LM's kernel, and what the record says of the roofs."""
     table = times(frame).reindex(columns=[OURS, MEGATRON]).dropna()
     said = [
-        f"Multi-head latent attention in training, {part}: Megatron-LM's kernel takes {value_range(rows)} of the time "
-        "of ropelab's kernel"
+        f"Multi-head latent attention in training, {part}: Megatron-LM's kernel takes {value_range(rows)} times as "
+        "long as ropelab's kernel"
         for part, rows in (table[MEGATRON] / table[OURS]).groupby(level="part", sort=False)
     ]
     return [*said, *_of_the_view(times(frame)), *_of_the_same_places(times(frame))]
@@ -50,7 +50,7 @@ def _of_the_same_places(table: pd.DataFrame) -> list[str]:
         return []
     rows = table.dropna(subset=[OURS, COPY, NAME])
     return [
-        f"The features of q that rotate lie apart. A copy of them, each to its own place, runs at "
-        f"{value_range(rows[COPY] / rows[NAME])} of a copy of as many adjacent bytes, and ropelab's kernel runs at "
-        f"{value_range(rows[NAME] / rows[OURS])} of the former"
+        f"Only a part of each head of q rotates, so the bytes that move are not adjacent. A copy with the same gaps "
+        f"reaches {value_range(rows[COPY] / rows[NAME])} of a copy without gaps. ropelab's kernel reaches "
+        f"{value_range(rows[NAME] / rows[OURS])} of the copy with gaps"
     ]

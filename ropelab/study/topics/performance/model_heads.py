@@ -93,7 +93,7 @@ def limits(row: pd.Series) -> str:
         f"accesses of {narrowest:.0f} bytes": narrowest < _VECTOR,
         f"{row.registers:.0f} registers, so {warps} of {_MOST_WARPS} warps": warps < _MOST_WARPS // 2,
         "registers in local memory": row.spills > 0,
-        "rows of the tables by position": row.positions != "none",
+        "rows of the tables by position": row.positions != "none" and not row.table_free,
         "no tables: cosines and sines are computed": row.table_free,
         "the result has the other layout": row.converts,
         "features that do not rotate are copied": row.rotary_dim < row.head_dim and not row.in_place,

@@ -83,10 +83,10 @@ def drawn_calls(frame: pd.DataFrame, footer: str = "") -> Figure:
     times = times.assign(tokens=times.batch * times.seq_len)
     times = times.assign(octave=2 ** (np.floor(np.log2(times.tokens)) + 0.5))
     medians = times.groupby("gpu", sort=False).fraction_of_limit.median()
-    title = "Median of all drawn calls, of the limit: " + ", ".join(
+    title = "All drawn calls, as a fraction of the limit. The median: " + ", ".join(
         f"{gpu} {n:.3f}".strip() for gpu, n in medians.items()
     )
-    title += f"; {drawing.each(below, frame)}"
+    title += f". {drawing.each(below, frame)}"
     panels = facet(times, (4.4, 4.0), title, footer, column="gpu", sharey=True)
     for ax, panel, _ in panels:
         for kind, rows in panel.groupby("large"):

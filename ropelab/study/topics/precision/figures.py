@@ -64,7 +64,7 @@ def on_gpu(found: pd.DataFrame, footer: str = "") -> Figure:
 
 def ulps(found: pd.DataFrame, footer: str = "") -> Figure:
     """How often an error has a size in units in the last place: cosines and sines, and rotated features."""
-    title = f"How often an error has a size; {findings.ulps_sentence(found)}"
+    title = f"How often an error has a size. {findings.ulps_sentence(found)}"
     panels = facet(found, (4.6, 4.0), title, footer, column="of", words={}, sharey=True)
     for (ax, panel, _), colors in zip(panels, ((0, 3, 2), (1, 4, 9)), strict=True):
         top = max(1.0, math.ceil(math.log2(panel.ulps.max() + 1)))

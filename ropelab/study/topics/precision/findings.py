@@ -9,7 +9,7 @@ import torch
 import ropelab
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.angles.model_config import rope_from_config
-from ropelab.bench.exact_waves import exact_product, exact_waves
+from ropelab.bench.exact_waves import exact_waves
 from ropelab.bench.rows import is_right
 from ropelab.conformance.bounds import rotate_exactly
 from ropelab.layout.pairing import pairs
@@ -189,8 +189,8 @@ def losses(frequencies: torch.Tensor, longest: int = TOPS[-1], methods: Methods 
         for loss, radians in LOSSES.items():
             position = first_loss(method, frequencies, radians, longest)
             safe = safe_up_to(method, frequencies, radians)
-            where = f"up to {safe:,}" if safe < INT32 else "at any int32 position"
-            row[loss] = f"{position:,}" if position else f"none (the bound: {where})"
+            never = f"not up to {safe:,}" if safe < INT32 else "never"
+            row[loss] = f"{position:,}" if position else never
         rows[name] = row
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis(index="method")
 
@@ -223,22 +223,6 @@ def safe_up_to(method: Method, frequencies: torch.Tensor, radians: float) -> int
             break
         top = 2**k
     return top
-
-
-def own_frequencies(rotary_dim: int, base: float, longest: int = TOPS[-1], samples: int = SAMPLES) -> float:
-    """How many times larger the error of float32 angles is if the frequencies are computed in float32 too.
-
-    transformers computes the frequencies in float32.
-    """
-    exact = inverse_frequencies(rotary_dim, base)
-    own = 1.0 / base ** (torch.arange(0, rotary_dim, 2).float() / rotary_dim)
-    positions = octave(longest, samples)
-    high, low = exact_product(positions, exact)
-    off = ((positions.float()[:, None] * own).double() - high - low).abs().max()
-    return float(off / precision.angle_error(METHODS[USUAL], positions, exact).max())
-
-
-# --------------------------------------------------------------------------------------------------- relative positions
 
 
 def law(
@@ -383,22 +367,6 @@ def models(chosen: Mapping[str, Model] = MODELS, samples: int = SAMPLES, methods
     return pd.DataFrame(rows)
 
 
-# -------------------------------------------------------------------------------------------------------------- memory
-
-
-def memory(rotary_dim: int, tops: Sequence[int] = TOPS, methods: Methods = METHODS) -> pd.DataFrame:
-    """The bytes of cos and sin: of a table with a row for each position, or of the inverse frequencies alone.
-
-    Columns method, positions, bytes.
-    """
-    planes = rotary_dim // 2
-    return pd.DataFrame(
-        {"method": name, "positions": top, "bytes": planes * (top * method.table_bytes or method.frequency_bytes)}
-        for name, method in methods.items()
-        for top in tops
-    )
-
-
 # ------------------------------------------------------------------------------------------------------- the reference
 
 
@@ -452,7 +420,8 @@ def sentence(found: pd.DataFrame) -> str:
     ]
     text = f"At {last.position.iloc[0]:,} tokens angles are off by up to {', '.join(parts)}"
     if OURS in last.index:
-        text += f"; {OURS} keep the rotation to {last.output_error[OURS]:.1e} ({_bits(last.output_error[OURS])} bits)"
+        error = last.output_error[OURS]
+        text += f". {OURS.capitalize()} keep the rotation to {error:.1e} ({_bits(error)} bits)"
     if TABLE_FREE in last.index:
         text += f", the {TABLE_FREE} to {last.output_error[TABLE_FREE]:.1e}"
     return text
@@ -487,12 +456,12 @@ def law_sentence(found: pd.DataFrame) -> str:
     names = [name for name in ("bf16 positions", USUAL, OURS) if name in worst.index]
     moved = ", ".join(f"{worst.moved[name]:.2g} with {name}" for name in names)
     text = (
-        f"Up to {found.position.max():,} tokens a score at distance {distance:,} moves by up to {moved} "
-        "(1: the largest score there can be)"
+        f"Up to {found.position.max():,} tokens scores at distance {distance:,} move. They move by up to {moved}. "
+        "The largest score there can be is 1"
     )
     if "bf16 frequencies" in worst.index:
         one = worst.loc["bf16 frequencies"]
-        text += f"; bf16 frequencies move it by {one.moved:.2g} only and yet it is wrong by {one.off:.2g}"
+        text += f". Frequencies in bf16 move it by {one.moved:.2g} only, and yet it is wrong by {one.off:.2g}"
     return text
 
 
@@ -501,7 +470,10 @@ def attention_sentence(found: pd.DataFrame) -> str:
     last = found[found.position == found.position.max()].set_index("method").weights_error
     names = [name for name in ("bf16 positions", "bf16 frequencies", USUAL, "bf16 tables", OURS) if name in last.index]
     shares = ", ".join(f"{_share(last[name])} with {name}" for name in names)
-    return f"At {found.position.max():,} tokens this share of a query's attention goes to other keys: {shares}"
+    return (
+        f"At {found.position.max():,} tokens a share of a random query's attention goes to other keys. Among 256 "
+        f"random keys it is {shares}"
+    )
 
 
 def models_sentence(found: pd.DataFrame) -> str:
@@ -510,19 +482,10 @@ def models_sentence(found: pd.DataFrame) -> str:
     usual = bits[USUAL]
     fewer = int((usual < precision.BF16).sum())
     return (
-        f"At their longest context {fewer} of {len(bits)} models have fewer than the {precision.BF16} right bits of "
-        f"bfloat16 with {USUAL} (the worst {usual.min():.1f}: {usual.idxmin()}); {OURS} keep {bits[OURS].min():.1f}"
+        f"With {USUAL} {fewer} of {len(bits)} models have fewer right bits than bfloat16. At their longest context the "
+        f"worst has {usual.min():.1f} ({usual.idxmin()}), where bfloat16 has {precision.BF16}. {OURS.capitalize()} "
+        f"keep {bits[OURS].min():.1f}"
     )
-
-
-def memory_sentence(found: pd.DataFrame) -> str:
-    """The sentence on the bytes of tables for the most positions, and on the bytes of the frequencies."""
-    sizes = found.pivot(index="method", columns="positions", values="bytes").loc[list(dict.fromkeys(found.method))]
-    first, last = sizes.iloc[:, 0], sizes.iloc[:, -1]
-    tables = ", ".join(f"{size / 2**30:.2g} GiB as {name}" for name, size in last[last > first].items())
-    few = last[last == first]
-    text = f"cos and sin of {found.positions.max():,} positions take {tables}; frequencies alone {few.min():,} bytes"
-    return text + (f", and {few[TABLE_FREE]:,} for the {TABLE_FREE}" if TABLE_FREE in few else "")
 
 
 def gpu_sentence(found: pd.DataFrame) -> str:
@@ -534,11 +497,11 @@ def gpu_sentence(found: pd.DataFrame) -> str:
         return "Nothing that needs a GPU has run"
     usual = [name for name in errors if name != USUAL and USUAL in errors and (errors[name] == errors[USUAL]).all()]
     off = ", ".join(f"{_angle(error)} with {name}" for name, error in errors.drop(columns=usual).iloc[-1].items())
-    text = f"At {errors.index[-1]:,} tokens angles are off by {off}"
+    text = f"TF32 and fast maths on this GPU. At {errors.index[-1]:,} tokens angles are off by {off}"
     if usual:
-        text += f"; the errors of {' and '.join(usual)} are those of {USUAL}: no TF32 there"
+        text += f". The errors of {' and '.join(usual)} are those of {USUAL}: no TF32 there"
     beyond = list(dict.fromkeys(ran.method[ran.fraction > 1]))
-    return text + (f"; beyond the bound: {', '.join(beyond)}" if beyond else "; all within their bounds")
+    return text + (f". Beyond the bound: {', '.join(beyond)}" if beyond else ". All are within their bounds")
 
 
 def pairs_sentence(found: pd.DataFrame) -> str:

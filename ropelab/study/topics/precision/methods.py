@@ -112,15 +112,11 @@ class Method:
     Attributes:
         waves: (positions int64 ``[P]``, inverse frequencies float64 ``[F]``) -> (cos, sin), ``[P, F]``.
         bound: the largest error.
-        table_bytes: bytes for each position and plane, cosine and sine together; 0 for a method without a table.
-        frequency_bytes: bytes for each plane, for a method without a table.
         angles: the angles behind ``waves``, if the method has angles. Angles show errors of more than half a turn.
     """
 
     waves: Function
     bound: Bound
-    table_bytes: int = 0
-    frequency_bytes: int = 4
     angles: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = field(default=None, repr=False)
 
 
@@ -181,13 +177,11 @@ METHODS: dict[str, Method] = {
     "fp32 angles": from_angles(_fp32_angles, Bound((FP32,), (FP32,), (FP32,), wave=_FP32_LIBRARY)),
     # Numbers go from float64 to bfloat16 by way of float32.
     "bf16 tables": Method(
-        _bf16_tables, Bound(products=(FP64,), wave=wave_error(BF16) + wave_error(FP32) + _FP64_LIBRARY), table_bytes=4
+        _bf16_tables, Bound(products=(FP64,), wave=wave_error(BF16) + wave_error(FP32) + _FP64_LIBRARY)
     ),
-    "float64-built tables": Method(
-        float64_tables, Bound(products=(FP64,), wave=wave_error(FP32) + _FP64_LIBRARY), table_bytes=8
-    ),
+    "float64-built tables": Method(float64_tables, Bound(products=(FP64,), wave=wave_error(FP32) + _FP64_LIBRARY)),
     # The kernel promises an ulp, two halves.
-    "table-free kernel": Method(_table_free, Bound(wave=wave_error(FP32, halves=2)), frequency_bytes=24),
+    "table-free kernel": Method(_table_free, Bound(wave=wave_error(FP32, halves=2))),
 }
 """Name -> method, the largest errors first. `ropelab.study.topics.precision.gpu` has the methods that need a GPU."""
 
