@@ -357,3 +357,18 @@ def test_a_module_is_a_target_and_no_function_that_returns_one():
 
     assert child._takes_arguments(Rotary()) and not child._takes_arguments(Made())
     assert not child._takes_arguments(lambda: 1) and not child._takes_arguments(Rotary)
+
+
+def test_a_function_that_rotates_x_of_any_rank_is_no_table():
+    """A call with x ``[1, K, D]`` of zeros returns zeros of a shape that tables could have."""
+    theta = rope_from_config(configured(YARN)).inverse_frequencies * (1 + 1e-3)
+
+    def rope(x, positions):
+        angles = positions.double()[..., None] * theta
+        angles = angles.reshape(*[1] * (x.ndim == 4), x.shape[-3 if x.ndim == 4 else -2], *[1] * (x.ndim == 4), 32)
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    report = verify_config(configured(YARN), rope)
+    assert report.verdict == "wrong" and "32 pairs" in str(report), str(report)

@@ -231,7 +231,7 @@ def _tables_of(result: Any, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     cos, sin = result
     if not all(isinstance(part, torch.Tensor) and part.is_floating_point() for part in (cos, sin)):
         return None
-    if cos.shape != sin.shape or cos.numel() % count or cos.ndim < 2:
+    if cos.shape != sin.shape or cos.numel() % count or cos.ndim < 2 or not cos.any():  # zeros are a rotated x
         return None
     if at.ndim == 2 and cos.shape[0] == len(at) and cos.numel() // cos.shape[-1] == len(at) * count:
         return None  # a table for each axis: the sections are applied elsewhere
