@@ -422,7 +422,7 @@ def test_generated_code_is_read():
 @pytest.mark.parametrize(
     "reached, cache, expected",
     [
-        (0.67, 8e6, "So every batch reads the tables anew: the grid goes through one batch after the other."),
+        (0.67, 8e6, "So every batch reads them again: the grid goes through one batch after the other."),
         (0.88, 8e6, "So the batches share the rows that they read."),
         (0.67, 9e6, "has as many bytes as a token's x."),
     ],

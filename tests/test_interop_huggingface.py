@@ -491,3 +491,14 @@ def test_a_decorated_forward_is_patched_with_its_decorator(monkeypatch):
     monkeypatch.setattr(type(layer), "forward", functools.wraps(original)(lambda *args, **kwargs: None))
     with pytest.raises(ValueError, match="its forward is wrapped or replaced"):
         patch(model, qk_norm=True)
+
+
+def test_a_patch_leaves_the_random_numbers_of_the_caller():
+    model = normed("Qwen3ForCausalLM")
+    before = torch.random.get_rng_state()
+    with patch(model, qk_norm=True):
+        assert torch.equal(torch.random.get_rng_state(), before)
+    model = normed("LlamaForCausalLM")
+    before = torch.random.get_rng_state()
+    with patch(model, projection=True):
+        assert torch.equal(torch.random.get_rng_state(), before)

@@ -121,7 +121,7 @@ def test_a_wrong_parameter_is_named(check, said):
         ("01", {"seq_len": True}, "seq_len: expected int, got True"),
         ("06", {"lengths": 8}, "lengths: expected list, got 8"),
         ("02", {"base": "5e5"}, "base: expected float, got '5e5'"),
-        ("13", {"smoke": True}, "has no parameter smoke; it declares gpu, head_size, heads, records, tokens"),
+        ("13", {"smoke": True}, "has no parameter smoke; it declares gpu, records"),
     ],
 )
 def test_wrong_parameters_are_refused_before_a_kernel_starts(name, given, said, tmp_path):
@@ -149,7 +149,7 @@ def test_a_title_and_little_code(notebook):
 def test_a_cell_invites_to_change_something(notebook):
     """The cell names, in code marks, what to change: names and values that the notebook's code has."""
     invitations = [cell.source for cell in notebook.cells if "try" in cell.metadata.get("tags", [])]
-    assert len(invitations) == 1 and invitations[0].startswith("**Change something.**")
+    assert len(invitations) == 1 and "**Change something.**" in invitations[0]
     named = re.findall(r"`([^`]+)`", invitations[0])
     code = "\n".join(cell.source for cell in code_cells(notebook))
     assert named and named[0] in code
@@ -201,7 +201,7 @@ def test_links_to_chapters_lead_to_notebooks():
 
 def test_every_citation_has_its_entry_and_every_entry_is_cited():
     cited = {key for path in NOTEBOOKS for key in re.findall(r"9_references\.md#([\w-]+)", path.read_text())}
-    assert cited == set(bibliography.papers())
+    assert cited - {"code"} == set(bibliography.papers())  # a section of the page lists code
 
 
 def test_code_is_folded_unless_it_is_to_be_read():
@@ -212,12 +212,13 @@ def test_code_is_folded_unless_it_is_to_be_read():
 
 
 def test_the_library_does_the_work(notebook):
-    """No timing, no drawing and no kernel is written in a notebook."""
+    """No timing, no drawing and no kernel is written in a notebook, but for a reader's own kernels in 04."""
     for cell in code_cells(notebook):
         tree = ast.parse(cell.source)
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         assert not names & TIMERS, f"cell {cell.id} times something: {names & TIMERS}"
-        assert "jit" not in names, f"cell {cell.id} defines a kernel"
+        own = cell.id == "launch-code" or cell.id.startswith("answer-")
+        assert "jit" not in names or own, f"cell {cell.id} defines a kernel"
         assert not names & DRAWING, f"cell {cell.id} draws: {names & DRAWING}"

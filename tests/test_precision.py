@@ -440,7 +440,7 @@ def test_the_record_of_a_gpu_is_drawn_with_what_is_missing(gpu_frame, tmp_path):
     other = pd.concat([gpu_frame[gpu_frame.method != "TF32 matmul"], usual])
     assert "The errors of TF32 matmul are those of fp32 angles: no TF32 there" in findings.gpu_sentence(other)
     beyond = gpu_frame.assign(fraction=gpu_frame.fraction.where(gpu_frame.method != "fast-math sincos", 1.5))
-    assert findings.gpu_sentence(beyond).endswith("beyond the bound: fast-math sincos")
+    assert findings.gpu_sentence(beyond).endswith("Beyond the bound: fast-math sincos")
     nothing = gpu_frame.assign(status="failed: no GPU")
     assert findings.gpu_sentence(nothing) == "Nothing that needs a GPU has run"
 
