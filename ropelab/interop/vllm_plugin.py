@@ -81,7 +81,8 @@ def serve(model: torch.nn.Module, vllm_config: Any) -> Counter[str]:
         else:
             continue
         try:
-            with torch.random.fork_rng(devices=[]):  # a server's random numbers stay as they are
+            gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+            with torch.random.fork_rng(devices=gpus):  # a server's random numbers stay as they are
                 serve_layer(layer, name, vllm_config)
         except Exception as error:  # a layer that the plugin does not understand stays as it is
             reason = str(error) if isinstance(error, Unlike) else f"{type(error).__name__}: {error}"
