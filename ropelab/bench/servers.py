@@ -47,8 +47,8 @@ class Model:
         config: the entries of its config.json besides `_COMMON`.
         engines: the engines to compare.
         backend: vLLM's backend of attention.
-        seconds: the most seconds that its timings may take; 0 for a model of few layers, which is not timed, because
-            the host takes longer for its steps than the kernels.
+        seconds: the most seconds that its timings may take; 0 for no timings. With few layers the host takes longer for
+            a step of decoding than the kernels; whether a prefill gains there is not decided.
         cache_gib: the GiB of its cache of keys and values; 8,192 tokens must fit.
     """
 
