@@ -1,5 +1,6 @@
 """Make the rows of the ledger of claims for the report."""
 
+import urllib.parse
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from ropelab.bench import processes, records
 from ropelab.bench.workers import cores
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine import ledger as judged
+from ropelab.study.engine import quotations
 from ropelab.study.site.mathml import Writer
 
 
@@ -19,7 +21,7 @@ from ropelab.study.site.mathml import Writer
 class Ledger:
     """A document's claims with their verdicts, in a row each; ``trouble`` says why there are no rows.
 
-    ``each`` has the ledger of each GPU, and ``differing`` the claims whose outcomes differ between GPUs: see
+    ``each`` has the ledger of each GPU, and ``differing`` the ids of the claims whose outcomes differ between GPUs: see
     `engine.ledger.disagreements`.
     """
 
@@ -27,8 +29,9 @@ class Ledger:
     document: str
     rows: list[dict]
     trouble: str = ""
-    differing: pd.DataFrame = field(default_factory=pd.DataFrame)
+    differing: list[str] = field(default_factory=list)
     each: dict[str, pd.DataFrame] = field(default_factory=dict)
+    url: str = ""
 
 
 @contextmanager
@@ -55,17 +58,32 @@ def ledger(document: documents.Document, where: records.Where = records.MEASUREM
         gpu = where.gpu or next(iter(each), None)
         table = each[gpu] if gpu else judged.ledger(document=document.key, records=where)
         rows = table.fillna("").to_dict("records")
-        differing = judged.disagreements(each)
+        differing = list(judged.disagreements(each).id)
     except Exception as error:  # the report must appear all the same, and state the error
         trouble = f"the ledger of {document.name} could not be computed: {type(error).__name__}: {error}"
         return Ledger(document.key, document.name, [], trouble)
     writer = Writer()
-    verdicts = {gpu: other.set_index("id") for gpu, other in each.items()}
+    verdicts = {judged.short(gpu): other.fillna("").set_index("id") for gpu, other in each.items()}
     for row in rows:
+        found = {name: other.loc[row["id"]] for name, other in verdicts.items()} or {"": row}
+        said: dict[tuple[str, str, str], list[str]] = {}
+        for name, one in found.items():
+            said.setdefault((one["outcome"], one["words"], one["measured"]), []).append(name)
         row["verdicts"] = [
-            (judged.short(name), other.words[row["id"]], other.outcome[row["id"]].replace(" ", "-"))
-            for name, other in verdicts.items()
-        ] or [("", row["words"], row["outcome"].replace(" ", "-"))]
-        for column in ("statement", "quote", "measured", "needs", "beyond", "remarks"):
+            (", ".join(gpus), outcome, words, Markup(writer.inline(measured)))
+            for (outcome, words, measured), gpus in said.items()
+        ]
+        row["source"] = _source(document, str(row["quote"]))
+        for column in ("statement", "quote", "needs", "beyond", "remarks"):
             row[column] = Markup(writer.inline(str(row.get(column, ""))))
-    return Ledger(document.key, document.name, rows, differing=differing, each=each)
+    return Ledger(document.key, document.name, rows, differing=differing, each=each, url=document.url)
+
+
+def _source(document: documents.Document, quote: str) -> str:
+    """The document's page, scrolled to the first words of the quotation; "" if the document has no page.
+
+    The syntax is that of text fragments, https://wicg.github.io/scroll-to-text-fragment.
+    """
+    words = " ".join(next(iter(quotations.passages(quote)), "").split()[:8])
+    phrase = urllib.parse.quote(words, safe="").replace("-", "%2D")
+    return f"{document.url}#:~:text={phrase}" if document.url and phrase else document.url

@@ -13,6 +13,8 @@ _DELIMITED = re.compile(r"^\s*(\$\$?|\\\[|\\\()(?P<body>.*?)(\$\$?|\\\]|\\\))\s*
 _ALIGNED = re.compile(r"\\(begin|end)\{(?:align|aligned|split)\}")
 # A link from a chapter or a page of the guide to another one, as the checkout has them.
 _PAGE = re.compile(r"(?![a-z]+:)(?:[./\w]*/)?(?P<stem>\d\d?_\w+|serve|verify)\.(?:ipynb|md)(?:#(?P<place>[\w-]+))?")
+LONG_NAME = 30
+"""The most characters of a name that a page never breaks: a phone's line has some 40."""
 _SCRIPTS = {"msub", "msup", "msubsup"}
 _TALL = {"mfrac", "mtable", "munder", "munderover"}
 _FUNCTIONS = set("arccos arcsin arctan arg cos cosh cot det exp inf ln log max min sin sinh sup tan tanh".split())
@@ -130,6 +132,11 @@ class _Renderer(IPythonRenderer):
         if page := _PAGE.fullmatch(url):
             url = f"{page['stem']}.html" + (f"#{page['stem']}-{page['place']}" if page["place"] else "")
         return super().link(text, url, title)
+
+    def codespan(self, text: str) -> str:
+        """A long name or path may break after a dot, a slash or an underscore."""
+        shown = super().codespan(text)
+        return re.sub(r"(?<=\w[./_])(?=[a-zA-Z])", "<wbr>", shown) if len(text) > LONG_NAME else shown
 
     def inline_math(self, body: str) -> str:
         return self.writer.formula(body, display=False)

@@ -51,6 +51,7 @@ class Reference:
     title: str
     text: Markup
     names: list[Name]
+    part: str = "Reference"
 
 
 def references() -> list[Reference]:
@@ -119,7 +120,7 @@ def _public(module: ModuleType) -> Iterator[tuple[str, object]]:
 
 def _signature(name: str, value: object) -> str:
     try:
-        signature = str(inspect.signature(value))  # type: ignore[arg-type]
+        signature = str(inspect.signature(value)).replace("collections.abc.", "")  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return name
     return f"{name}{signature}"

@@ -1,12 +1,15 @@
-"""Write the report: the story and the ledger first, then a page for each notebook, then the reference."""
+"""Write the report: the story on the first page, then the guide, the book, the court and the reference."""
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 import nbformat
 import pandas as pd
+from markupsafe import Markup
 from pygments.formatters import HtmlFormatter
 
 from ropelab.bench import checksums, records
@@ -16,13 +19,25 @@ from ropelab.study.engine.ledger import tally
 from ropelab.study.engine.runner import Run
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.site import guide, reference, search
-from ropelab.study.site.chapters import FIGURES, Chapter, chapter
+from ropelab.study.site.chapters import FIGURES, RECORDS_PAGE, Chapter, chapter
 from ropelab.study.site.ledgers import Ledger, ledger
 from ropelab.study.site.provenance import origin, provenance
 
 HERE = Path(__file__).parent
 LARGEST_PAGE, LARGEST_SITE = 2_000_000, 8_000_000
 """The most bytes of a page with its figures, and of the whole site."""
+PARTS = ("Use it", "Book", "Court", "Reference")
+"""The parts of the site, in the order in which every page lists them."""
+
+
+class Overview(NamedTuple):
+    """A page about all chapters or all claims: its file, its title, its part, its template and its sections."""
+
+    page: str
+    title: str
+    part: str
+    template: str
+    sections: Sequence[tuple[str, str]] = ()
 
 
 def write(
@@ -50,33 +65,38 @@ def write(
     sources, damaged = provenance(where, measured)
     damaged += [f"data/{line}" for line in checksums.differences(checksums.DATA)]
     problems += damaged
-    differing = pd.concat([one.differing for one in ledgers], ignore_index=True)
+    documented = [(one.key, one.document) for one in ledgers]
+    overviews = [
+        Overview("ledger.html", "Ledger of claims", "Court", "ledger", documented),
+        Overview("findings.html", "All findings", "Book", "findings"),
+        Overview(RECORDS_PAGE, "Records", "Court", "records"),
+    ]
     guides, references = guide.guides(), reference.references()
+    listed = [overviews[0], *chapters, *overviews[1:], *guides, *references]
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals.update(
-        chapters=chapters, guides=guides, references=references, origin=origin(), smoke=smoke, first=page.name
+        parts={part: [one for one in listed if one.part == part] for part in PARTS},
+        chapters=chapters,
+        origin=origin(),
+        smoke=smoke,
+        first=page.name,
+        ledgers=ledgers,
+        compared=records.gpus(where.directory),
+        sources=sources,
+        damaged=[*damaged, *(one.trouble for one in ledgers if one.trouble)],
+        axes={"outcome": list(Outcome), "basis": list(Basis)},
+        tallies=_tallies(ledgers),
+        known=_known(chapters),
+        studies={row["study"] for row in sources},
+        sections=partial(_sections, chapters),
     )
-    pages = {
-        page.name: environment.get_template("index.html.j2").render(
-            headlines=[(one, finding) for one in chapters for finding in one.findings if finding.headline],
-            ledgers=ledgers,
-            gpus=[name for name in differing if name not in ("id", "document", "statement")],
-            differing=differing.fillna("").to_dict("records"),
-            compared=records.gpus(where.directory),
-            sources=sources,
-            damaged=damaged,
-            by_hand=records.hand_written(where),
-            axes={"outcome": list(Outcome), "basis": list(Basis)},
-            tallies=_tallies(ledgers),
-            known=_known(chapters),
-        )
-    }
-    for template, each in (("chapter", chapters), ("guide", guides), ("reference", references)):
-        frame = environment.get_template(f"{template}.html.j2")
-        pages |= {one.page: frame.render(one=one, page=one.page) for one in each}
+    templates = [*((one, "page") for one in (*guides, *chapters)), *((one, "reference") for one in references)]
+    templates += [(one, one.template) for one in overviews]
+    pages = {page.name: environment.get_template("index.html.j2").render()}
+    pages |= {one.page: environment.get_template(f"{name}.html.j2").render(one=one) for one, name in templates}
 
     assets = page.parent / FIGURES
     shutil.rmtree(assets, ignore_errors=True)  # removes the figures of notebooks that are gone
@@ -92,6 +112,19 @@ def write(
     figures = {one.page: sum(len(figure.data) for figure in one.figures) for one in chapters}
     sizes = {file: len(text.encode()) + figures.get(file, 0) for file, text in pages.items()}
     return problems + _too_large(sizes, sum(file.stat().st_size for file in page.parent.rglob("*") if file.is_file()))
+
+
+def _sections(chapters: Sequence[Chapter], document: str, names: Iterable[str]) -> list[tuple[str, Markup]]:
+    """The addresses and titles of the sections that show the evidence of a claim.
+
+    A section is in the chapter of the document, whose key is given, or in another one if that does not show the
+    evidence. If no section shows any of it, the section with the claims of the document takes its place.
+    """
+    known: dict[str, tuple[str, Markup]] = {}
+    for one in sorted(chapters, key=lambda one: one.name[3:] == document):
+        known |= {name: (f"{one.page}#{place}", title) for name, (place, title) in one.places.items()}
+    found = [known[name] for name in names if name in known] or [known[key] for key in (document,) if key in known]
+    return list(dict.fromkeys(found))
 
 
 def _known(chapters: Sequence[Chapter]) -> pd.DataFrame:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bs4 import BeautifulSoup, Tag
 
-LONGEST = 1200
+LONGEST = 4000
 """The most characters of a section that can be searched."""
 
 
@@ -21,18 +21,18 @@ class Entry:
 
 
 def entries(file: str, page: str) -> list[Entry]:
-    """The sections and the claims of a page.
+    """The sections of a page, its claims and its records.
 
     Args:
         file: the page's name, such as ``"index.html"``.
-        page: its HTML. Each heading with an id begins a section. A row of a table with an id is an entry of its own.
+        page: its HTML. Each heading with an id begins a section. A claim, and the rows of a record, are entries too.
     """
-    soup = BeautifulSoup(page, "html.parser")
+    soup = BeautifulSoup(page.replace("<wbr>", ""), "html.parser")
     title = _text(soup.title) if soup.title else file
     found = []
-    for row in soup.select("tr[id]"):
-        found.append(Entry(f"{file}#{row['id']}", title, row["id"], _text(row)))
-    for folded in soup.select("details, script, style, nav, table.ledger"):
+    for part in soup.select(".claim dl, tbody[id]"):
+        found.append(Entry(f"{file}#{part['id']}", title, part["id"], _text(part.find_parent("details") or part)))
+    for folded in soup.select("details, script, style, nav, tbody[id]"):
         folded.decompose()
     for heading in soup.select("h1, h2[id], h3[id], h4[id]"):
         words: list[str] = []
