@@ -1,6 +1,5 @@
 """Make the rows of the ledger of claims for the report."""
 
-import urllib.parse
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -21,15 +20,13 @@ from ropelab.study.site.mathml import Writer
 class Ledger:
     """A document's claims with their verdicts, in a row each; ``trouble`` says why there are no rows.
 
-    ``each`` has the ledger of each GPU, and ``differing`` the ids of the claims whose outcomes differ between GPUs: see
-    `engine.ledger.disagreements`.
+    ``each`` has the ledger of each GPU.
     """
 
     key: str
     document: str
     rows: list[dict]
     trouble: str = ""
-    differing: list[str] = field(default_factory=list)
     each: dict[str, pd.DataFrame] = field(default_factory=dict)
     url: str = ""
 
@@ -55,35 +52,22 @@ def ledger(document: documents.Document, where: records.Where = records.MEASUREM
     where = records.selection(where)
     try:
         each = judged.by_gpu(where.directory, document=document.key)
-        gpu = where.gpu or next(iter(each), None)
-        table = each[gpu] if gpu else judged.ledger(document=document.key, records=where)
-        rows = table.fillna("").to_dict("records")
-        differing = list(judged.disagreements(each).id)
+        each = each or {"": judged.ledger(document=document.key, records=where)}
+        rows = each[where.gpu or next(iter(each))].fillna("").to_dict("records")
     except Exception as error:  # the report must appear all the same, and state the error
         trouble = f"the ledger of {document.name} could not be computed: {type(error).__name__}: {error}"
         return Ledger(document.key, document.name, [], trouble)
     writer = Writer()
     verdicts = {judged.short(gpu): other.fillna("").set_index("id") for gpu, other in each.items()}
     for row in rows:
-        found = {name: other.loc[row["id"]] for name, other in verdicts.items()} or {"": row}
         said: dict[tuple[str, str, str], list[str]] = {}
-        for name, one in found.items():
-            said.setdefault((one["outcome"], one["words"], one["measured"]), []).append(name)
+        for name, other in verdicts.items():
+            said.setdefault(tuple(other.loc[row["id"], ["outcome", "words", "measured"]]), []).append(name)
         row["verdicts"] = [
             (", ".join(gpus), outcome, words, Markup(writer.inline(measured)))
             for (outcome, words, measured), gpus in said.items()
         ]
-        row["source"] = _source(document, str(row["quote"]))
+        row["phrase"] = " ".join(next(iter(quotations.passages(str(row["quote"]))), "").split()[:8])
         for column in ("statement", "quote", "needs", "beyond", "remarks"):
             row[column] = Markup(writer.inline(str(row.get(column, ""))))
-    return Ledger(document.key, document.name, rows, differing=differing, each=each, url=document.url)
-
-
-def _source(document: documents.Document, quote: str) -> str:
-    """The document's page, scrolled to the first words of the quotation; "" if the document has no page.
-
-    The syntax is that of text fragments, https://wicg.github.io/scroll-to-text-fragment.
-    """
-    words = " ".join(next(iter(quotations.passages(quote)), "").split()[:8])
-    phrase = urllib.parse.quote(words, safe="").replace("-", "%2D")
-    return f"{document.url}#:~:text={phrase}" if document.url and phrase else document.url
+    return Ledger(document.key, document.name, rows, each=each, url=document.url)

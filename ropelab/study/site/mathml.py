@@ -13,8 +13,6 @@ _DELIMITED = re.compile(r"^\s*(\$\$?|\\\[|\\\()(?P<body>.*?)(\$\$?|\\\]|\\\))\s*
 _ALIGNED = re.compile(r"\\(begin|end)\{(?:align|aligned|split)\}")
 # A link from a chapter or a page of the guide to another one, as the checkout has them.
 _PAGE = re.compile(r"(?![a-z]+:)(?:[./\w]*/)?(?P<stem>\d\d?_\w+|serve|verify)\.(?:ipynb|md)(?:#(?P<place>[\w-]+))?")
-LONG_NAME = 30
-"""The most characters of a name that a page never breaks: a phone's line has some 40."""
 _SCRIPTS = {"msub", "msup", "msubsup"}
 _TALL = {"mfrac", "mtable", "munder", "munderover"}
 _FUNCTIONS = set("arccos arcsin arctan arg cos cosh cot det exp inf ln log max min sin sinh sup tan tanh".split())
@@ -134,9 +132,9 @@ class _Renderer(IPythonRenderer):
         return super().link(text, url, title)
 
     def codespan(self, text: str) -> str:
-        """A long name or path may break after a dot, a slash or an underscore."""
+        """A name too long for a phone's line (some 40 characters) may break after a dot, a slash or an underscore."""
         shown = super().codespan(text)
-        return re.sub(r"(?<=\w[./_])(?=[a-zA-Z])", "<wbr>", shown) if len(text) > LONG_NAME else shown
+        return re.sub(r"(?<=\w[./_])(?=[a-zA-Z])", "<wbr>", shown) if len(text) > 30 else shown
 
     def inline_math(self, body: str) -> str:
         return self.writer.formula(body, display=False)

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jinja2
 import nbformat
@@ -15,7 +14,7 @@ from pygments.formatters import HtmlFormatter
 from ropelab.bench import checksums, records
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine.findings import WAYS, counted
-from ropelab.study.engine.ledger import tally
+from ropelab.study.engine.ledger import disagreements, tally
 from ropelab.study.engine.runner import Run
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.site import guide, reference, search
@@ -28,16 +27,6 @@ LARGEST_PAGE, LARGEST_SITE = 2_000_000, 8_000_000
 """The most bytes of a page with its figures, and of the whole site."""
 PARTS = ("Use it", "Book", "Court", "Reference")
 """The parts of the site, in the order in which every page lists them."""
-
-
-class Overview(NamedTuple):
-    """A page about all chapters or all claims: its file, its title, its part, its template and its sections."""
-
-    page: str
-    title: str
-    part: str
-    template: str
-    sections: Sequence[tuple[str, str]] = ()
 
 
 def write(
@@ -63,16 +52,14 @@ def write(
         ledgers = [ledger(document, where) for document in documents.documents()]
     problems += [one.trouble for one in ledgers if one.trouble]
     sources, damaged = provenance(where, measured)
-    damaged += [f"data/{line}" for line in checksums.differences(checksums.DATA)]
-    problems += damaged
-    documented = [(one.key, one.document) for one in ledgers]
+    problems += [*damaged, *(f"data/{line}" for line in checksums.differences(checksums.DATA))]
     overviews = [
-        Overview("ledger.html", "Ledger of claims", "Court", "ledger", documented),
-        Overview("findings.html", "All findings", "Book", "findings"),
-        Overview(RECORDS_PAGE, "Records", "Court", "records"),
+        guide.Page("ledger.html", "Ledger of claims", "Court", [(one.key, one.document) for one in ledgers]),
+        guide.Page("findings.html", "All findings", "Book"),
+        guide.Page(RECORDS_PAGE, "Records", "Court"),
     ]
-    guides, references = guide.guides(), reference.references()
-    listed = [overviews[0], *chapters, *overviews[1:], *guides, *references]
+    judged, axes = _by_gpu(ledgers), {"outcome": list(Outcome), "basis": list(Basis)}
+    listed = [overviews[0], *chapters, *overviews[1:], *guide.guides(), *reference.references()]
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
@@ -84,19 +71,19 @@ def write(
         smoke=smoke,
         first=page.name,
         ledgers=ledgers,
-        compared=records.gpus(where.directory),
         sources=sources,
-        damaged=[*damaged, *(one.trouble for one in ledgers if one.trouble)],
-        axes={"outcome": list(Outcome), "basis": list(Basis)},
-        tallies=_tallies(ledgers),
+        troubles=[f"{run.name} stopped in {run.failure}; no later cell ran" for run in runs if run.failure] + problems,
+        axes=axes,
+        tallies=[tally(judged, axis, names) for axis, names in axes.items() if judged],
+        differing=list(disagreements(judged).id) if len(judged) > 1 else None,
         known=_known(chapters),
         studies={row["study"] for row in sources},
         sections=partial(_sections, chapters),
     )
-    templates = [*((one, "page") for one in (*guides, *chapters)), *((one, "reference") for one in references)]
-    templates += [(one, one.template) for one in overviews]
     pages = {page.name: environment.get_template("index.html.j2").render()}
-    pages |= {one.page: environment.get_template(f"{name}.html.j2").render(one=one) for one, name in templates}
+    for one in listed:
+        template = one.page if one in overviews else "page.html"
+        pages[one.page] = environment.get_template(f"{template}.j2").render(one=one)
 
     assets = page.parent / FIGURES
     shutil.rmtree(assets, ignore_errors=True)  # removes the figures of notebooks that are gone
@@ -105,7 +92,7 @@ def write(
         (page.parent / file).write_text(text)
     (assets / "code.css").write_text(_code_style())
     (assets / "search-index.js").write_text(
-        search.script(e for file, text in pages.items() for e in search.entries(file, text))
+        search.script(e for file, text in pages.items() if file != page.name for e in search.entries(file, text))
     )
     for figure in (figure for one in chapters for figure in one.figures):
         (page.parent / figure.file).write_bytes(figure.data)
@@ -136,11 +123,10 @@ def _known(chapters: Sequence[Chapter]) -> pd.DataFrame:
     return table
 
 
-def _tallies(ledgers: Sequence[Ledger]) -> list[pd.DataFrame]:
-    """The claims of all documents by outcome and by basis; nothing where no ledger could be computed."""
+def _by_gpu(ledgers: Sequence[Ledger]) -> dict[str, pd.DataFrame]:
+    """GPU -> the ledger of all documents; nothing where no ledger could be computed."""
     gpus = dict.fromkeys(gpu for one in ledgers for gpu in one.each)
-    each = {gpu: pd.concat([one.each[gpu] for one in ledgers if one.each], ignore_index=True) for gpu in gpus}
-    return [tally(each, "outcome", list(Outcome)), tally(each, "basis", list(Basis))] if each else []
+    return {gpu: pd.concat([one.each[gpu] for one in ledgers if one.each], ignore_index=True) for gpu in gpus}
 
 
 def _too_large(sizes: Mapping[str, int], site: int) -> list[str]:

@@ -14,10 +14,11 @@ function fit({ head, all }, query, words) {
 
 function makeSearch(form) {
   const input = form.querySelector("input"), list = form.querySelector("ol");
-  const index = window.studyIndex.map(([url, page, title, text]) => ({
-    url, page, title, head: plain(title), all: plain(`${title} ${text}`), text,
-  }));
+  let index;
   const show = () => {
+    index ??= window.studyIndex.map(([url, page, title, text]) => ({
+      url, page, title, head: plain(title), all: plain(`${title} ${text}`), text,
+    }));
     const query = plain(input.value).trim(), words = query.split(/\s+/).filter(Boolean);
     const hits = !words.length ? [] : index
       .map((entry) => [fit(entry, query, words), entry])
@@ -59,9 +60,7 @@ function makeFilters(filters, claims) {
   const controls = [...filters.querySelectorAll("[data-filter]")], output = filters.querySelector("output");
   const apply = () => {
     for (const claim of claims) {
-      claim.hidden = !controls.every(({ dataset, value }) => dataset.filter === "words"
-        ? value.toLowerCase().split(/\s+/).every((word) => claim.textContent.toLowerCase().includes(word))
-        : !value || claim.dataset[dataset.filter] === value);
+      claim.hidden = controls.some(({ dataset, value }) => value && claim.dataset[dataset.filter] !== value);
     }
     output.textContent = `${claims.filter((claim) => !claim.hidden).length} of ${claims.length} claims`;
     const state = new URLSearchParams(location.search);
