@@ -76,7 +76,8 @@ def _page(module: str, text: str, names: Sequence[Name]) -> Page:
         parts.append(f'<h2 id="{name}"><code>{name}</code></h2><pre>{kind} {html.escape(signature)}</pre>')
         parts.append(docstring(own, f"{module}.{name}"))
     body = Markup(f'<div class="reference">{"".join(parts)}</div>')
-    return Page(f"{module}.html", module, "Reference", [(name, name) for name, *_ in names], body)
+    sections = [(name, Markup(name.replace("_", "_<wbr>"))) for name, *_ in names]
+    return Page(f"{module}.html", module, "Reference", sections, body)
 
 
 def _written_signature(node: ast.FunctionDef | ast.ClassDef) -> str:
