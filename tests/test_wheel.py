@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 import ropelab
 from tests.environments import ROOT, environment, run
@@ -162,7 +163,9 @@ def test_the_library_works_with_its_requirements_alone(installed, tmp_path):
     code = USE.format(environment=str(python.parents[1]), modules=sorted(modules))
     run(python, "-c", code, cwd=elsewhere)
     said = run(python.with_name("ropelab"), "verify", "--help", cwd=elsewhere, expect=2)
-    assert said.endswith("pip install 'ropelab[cli]'\n") and "Traceback" not in said
+    assert said.endswith("pip install rich typer, the extra 'ropelab[cli]'\n") and "Traceback" not in said
+    said = run(python.with_name("ropelab"), "--version", cwd=elsewhere)
+    assert said.startswith(f"ropelab {ropelab.__version__} (torch {torch.__version__.partition('+')[0]}")
 
 
 def test_the_command_works_with_its_extra_alone(installed, tmp_path):
