@@ -141,9 +141,7 @@ def tensor(name: str, value: Any) -> torch.Tensor:
     return value
 
 
-def check_tensor(
-    name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str, dtypes=DTYPES, hint: str = ""
-) -> None:
+def check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str, dtypes=DTYPES, hint: str = "") -> None:
     """Check the rank and the dtype of ``x``.
 
     Args:
