@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -44,7 +45,8 @@ def stub(monkeypatch):
 
     monkeypatch.setattr(servers.Engine, "__init__", started)
     monkeypatch.setattr(servers.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(servers, "REPEATS", dict.fromkeys(servers.STEPS, 4) | {"decode 16": 8})
+    repeats = dict.fromkeys(servers.STEPS, 4) | {"decode 16": 8}
+    monkeypatch.setattr(servers, "TINY", replace(servers.TINY, repeats=repeats))
     return broken
 
 
