@@ -207,6 +207,12 @@ def test_the_guides_times_are_those_of_the_record(measured, step):
     assert f"| {' | '.join([TIMES[step], *shown, str(times.repeat.nunique())])} |\n" in PAGE
 
 
+def test_readmes_gain_is_that_of_the_record(measured):
+    gains = [100 * (servers.ratio(measured, "Qwen3 4B", step, STOCK)[0] - 1) for step in servers.DECODE]
+    sentence = f"each token of Qwen3 4B {min(gains):.1f} to {max(gains):.1f}% faster"
+    assert sentence in " ".join((records.ROOT / "README.md").read_text().split())
+
+
 def test_the_guides_kernels_are_those_of_the_record(measured):
     for (model, step), rows in measured[measured.quantity == "launches"].groupby(["model", "step"]):
         times = measured.query("model == @model and step == @step and quantity == 'launch time'")
