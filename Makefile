@@ -64,10 +64,10 @@ OF_GPU = $(if $(GPU),--gpu '$(GPU)')
 LARGE_OR_NOT = $(if $(LARGE),$(if $(filter 0,$(LARGE)),--no-large,--large))
 
 .DEFAULT_GOAL := help
-.PHONY: help test check memcheck plugins smoke reproduce measure figures lab peers hub clean existing-environment
+.PHONY: help test check memcheck plugins smoke reproduce measure measure-all figures lab peers hub clean existing-environment
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  PYTHON=/path/to/python       use this environment as it is and install nothing into it"
 	@echo "  BASE_PYTHON=python3.12       build the environment in $(VENV) from this Python (>= 3.11)"
@@ -102,6 +102,10 @@ smoke: $(READY) ## the same with tiny parameters, in a minute or two
 measure: NEEDS := study
 measure: $(READY) peers ## measure on this GPU and replace its records under data/measurements/ (ONLY="te_layer tiles" for some)
 	$(STUDY) measure -- $(foreach study,$(ONLY),'$(study)')
+
+measure-all: NEEDS := study
+measure-all: $(READY) peers ## measure the wide sweeps, too; after an interruption the same command goes on
+	$(STUDY) measure --all
 
 figures: NEEDS := study
 figures: $(READY) ## redraw the figures from the committed records

@@ -144,7 +144,7 @@ def test_a_file_beside_the_makefile_takes_the_place_of_no_module(checkout):
 
 def test_paths_reach_the_commands_as_they_are(checkout):
     (checkout / ".venv" / ".ready").touch()
-    for target in ("reproduce", "smoke", "figures", "measure"):
+    for target in ("reproduce", "smoke", "figures", "measure", "measure-all"):
         done = make(checkout, "-n", target, "PYTHON=true", "BUILD=a;b$c", "GPU=nvidia-h200")
         assert f"--build 'a;b$c{'/smoke' * (target == 'smoke')}'" in done.stdout, done
     assert "--gpu 'nvidia-h200'" in make(checkout, "-n", "figures", "PYTHON=true", "GPU=nvidia-h200").stdout
@@ -156,7 +156,7 @@ def test_peers_come_with_every_python_and_before_every_measurement(large, option
     for name in ("pyproject.toml", "constraints.txt", ".venv/.ready"):
         (checkout / name).touch()
     for python, run in (("", ".venv/bin/python"), ("true", "true")):
-        for target in ("peers", "reproduce", "measure"):
+        for target in ("peers", "reproduce", "measure", "measure-all"):
             commands = make(checkout, "-n", target, f"LARGE={large}", f"PYTHON={python}").stdout.splitlines()
             (fetch,) = (command for command in commands if "fetch_peers" in command)
             assert fetch.split() == [f"'{run}'", "-P", "ropelab/bench/fetch_peers.py", *option]

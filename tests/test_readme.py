@@ -67,12 +67,33 @@ def test_tables_are_those_of_the_records():
     assert {"speed", "claims", "documents"} <= {name for _, name, _ in tables} <= computed.keys()
     assert all(table for _, _, table in tables)
     replaced = replaced_since_the_commit()
-    speed = blocks(summary.README.read_text())["speed"]
+    speed = blocks((summary.GUIDE / "5_speed.md").read_text())["speed"]
     different = [
         f"{name} of {file.name}"
         for file, name, table in tables if name in outdated({"speed": speed, name: table}, computed, replaced=replaced)
     ]  # fmt: skip
     assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.site.summary"
+
+
+def test_a_table_has_the_times_of_the_records():
+    gpus = ["nvidia-h200", "nvidia-h100-80gb-hbm3"]
+    frames = {study: [records.load(study, gpu=gpu).frame for gpu in gpus] for study in ("paged_cache", "projection")}
+    cells = [line.split("|")[1:-1] for line in summary.README.read_text().splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line] for line in cells]
+
+    def expected(study: str, spec: str, column: str, **where) -> str:
+        for name, value in where.items():
+            frames[study] = [frame[frame[name] == value] for frame in frames[study]]
+        return " / ".join(format(frame[column].item(), spec) for frame in frames[study])
+
+    (row,) = (line for line in cells if line[:4] == ["rotation, cache", "4,096", "32 + 16 x 128", "float8_e4m3fn"])
+    assert row[5] == "" and row[6] == expected(
+        "paged_cache", ".1f", "median_us", operation="rotation, cache", cache="float8_e4m3fn", contender="FlashInfer"
+    )
+    (row,) = (line for line in cells if line[0] == "8,192")
+    assert row[3] == expected(
+        "projection", ".2f", "over_product", tokens=8192, inputs=4096, q_heads=32, contender="quack with the rotation"
+    )
 
 
 def test_the_figure_is_that_of_the_record():

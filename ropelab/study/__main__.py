@@ -96,12 +96,19 @@ def measure(
     context: typer.Context,
     studies: Annotated[list[str] | None, typer.Argument(help="By default all but the wide sweeps.")] = None,
     smoke: Smoke = False,
+    every: Annotated[bool, typer.Option("--all", help="The wide sweeps as well.")] = False,
 ) -> None:
     """Measure on this GPU and replace its records; with --smoke, write trial records elsewhere."""
+    if every and studies:
+        sys.exit(f"--all: expected no names beside it, got {' '.join(studies)}")
     if not torch.cuda.is_available():
         sys.exit(f"measuring needs a CUDA GPU, and torch {torch.__version__} sees none on this machine")
     if len(studies or ()) != 1:  # one study runs in this process, and nothing should disturb its times
         processes.start_server(MEASURING)
+    if every:
+        from ropelab.study.engine import registered
+
+        studies = list(registered.all_studies())
     take_measurements(context.obj, smoke, studies)
 
 
