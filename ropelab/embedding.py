@@ -251,7 +251,10 @@ def _unscaled(head_dim: int, base: float, layout: str) -> Rope:
 
 
 def _within(seq_len: int, lengths: range) -> bool:
-    return lengths.start <= seq_len < lengths.stop  # compilers cannot follow `in`
+    # Compilers cannot follow `in`, nor a comparison that is an entry of a key (torch 2.14).
+    if lengths.start <= seq_len < lengths.stop:
+        return True
+    return False
 
 
 def _rows(name: str, seq_len: int, expected: str = "a number of tokens up to 2**31") -> int:
