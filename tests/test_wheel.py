@@ -144,6 +144,18 @@ def test_the_wheel_holds_the_library_alone(wheel):
     assert wheel.name.startswith(f"ropelab-{ropelab.__version__}-")
 
 
+def test_the_description_links_to_files_of_the_repository(wheel):
+    (metadata,) = (text.decode() for name, text in contents(wheel).items() if name.endswith("/METADATA"))
+    links = re.findall(r"\]\(([^)#]+)|(?:src|srcset)=\"([^\"]+)", metadata)
+    repository = PROJECT["urls"]["Repository"]
+    for link in (a or b for a, b in links):
+        assert link.startswith("https://"), link
+        if link.startswith(f"{repository}/"):
+            kind, branch, path = link.removeprefix(f"{repository}/").split("/", 2)
+            assert kind in ("blob", "raw") and branch == "main" and (ROOT / path).exists(), link
+    assert sum(f"{repository}/blob/main/ropelab/study/site/guide/" in a for a, _ in links) > 5
+
+
 def test_the_library_names_nothing_that_only_a_checkout_has(wheel):
     lines = [
         f"{name}:{number}: {line.strip()}"
