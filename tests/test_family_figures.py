@@ -191,7 +191,8 @@ def test_figures_draw_without_packages_and_with_failures():
             lost = table[table.contender.str.contains("eager|twice|Engine", regex=True)].index
             table.loc[lost, "status"] = "failed: out of memory"
         fig = draw(*tables, "")
-        assert any("out of memory" in text.get_text() for text in fig.texts), name
+        told = any("out of memory" in text.get_text() for text in fig.texts)
+        assert told == (name != "formats"), name  # which shows ropelab alone
 
 
 def test_nothing_measured_is_no_success(tmp_path):
