@@ -6,7 +6,7 @@ from collections import Counter
 
 import pandas as pd
 
-from ropelab.bench.model_steps import NONE, NORMS, OURS, PLAIN, PREFILL, TOKENS, WAYS
+from ropelab.bench.model_steps import NONE, NORMS, OURS, PLAIN, PREFILL, PROJECTION, TOKENS, WAYS
 from ropelab.bench.whole_models import LOSS
 from ropelab.study.topics.models import share, tables
 
@@ -18,9 +18,9 @@ WORTHLESS = 0.01
 
 
 def values(frame: pd.DataFrame, quantity: str = "time") -> pd.DataFrame:
-    """A row for each model, mode and step, and a column for each way: the values of one quantity."""
+    """A row for each model, mode and step, and a column for each way: the median of one quantity."""
     rows = frame[(frame.quantity == quantity) & (frame.status == "ok")]
-    table = rows.pivot_table(index=_CELL, columns="way", values="value", sort=False)
+    table = rows.pivot_table(index=_CELL, columns="way", values="value", aggfunc="median", sort=False)
     return table[[way for way in WAYS if way in table]]
 
 
@@ -53,11 +53,12 @@ def sentences(frame: pd.DataFrame) -> list[str]:
         said = f"{mode.capitalize()} steps: ropelab's rotation saves {_range(shares[OURS])} of the time"
         if NONE in shares:
             said += f"; a model without any rotation would save {_range(shares[NONE])}"
-        if NORMS in shares and shares[NORMS].notna().any():
-            said += f"; rotation and fused norms together save {_range(shares[NORMS].dropna())}"
+        for way, words in ((NORMS, "rotation and fused norms"), (PROJECTION, "projection and rotation")):
+            if way in shares and shares[way].notna().any():
+                said += f"; {words} together save {_range(shares[way].dropna())}"
         found.append(said + ".")
-    idle = [", ".join(cell) for cell, share in saved[[way for way in (OURS, NORMS) if way in saved]].max(axis=1).items()
-            if share < WORTHLESS]  # fmt: skip
+    most = saved[[way for way in (OURS, NORMS, PROJECTION) if way in saved]].max(axis=1)
+    idle = [", ".join(cell) for cell, share in most.items() if share < WORTHLESS]
     if idle:
         found.append(f"ropelab saves less than {WORTHLESS:.0%} of the time of these steps: {'; '.join(idle)}.")
     for (mode, step), longer in unclear.groupby(level=["mode", "step"], sort=False):
@@ -78,6 +79,15 @@ def noise_sentence(frame: pd.DataFrame) -> str:
         f"In {longer.gt(0).sum()} of {longer.notna().sum()} steps a model without any rotation takes longer than with "
         f"ropelab's, by up to {longer.max():.1%}: differences of this size are noise."
     )
+
+
+def rounds_sentence(frame: pd.DataFrame) -> str:
+    """How many times the record has of each step."""
+    rows = frame[(frame.quantity == "time") & (frame.status == "ok")]
+    rounds = rows.groupby([*_CELL, "way"]).size().max()
+    if rounds == 1:
+        return "The record has one time of each step, so no time has an interval; below stands how large the noise is."
+    return f"Each time is the median of up to {rounds} rounds."
 
 
 def broken() -> pd.DataFrame:

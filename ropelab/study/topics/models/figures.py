@@ -6,14 +6,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from ropelab.bench.model_steps import NONE, NORMS, OURS, PLAIN, TOKENS
+from ropelab.bench.model_steps import NONE, NORMS, OURS, PLAIN, PROJECTION, TOKENS
 from ropelab.study.plots import marks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import facet, grid
 from ropelab.study.topics.models import evidence, share
 
 LOOKS = CONTENDERS.extended({
-    OURS: ("", 0, "o"), NORMS: ("ropelab, norms of q and k fused", 9, "P"), NONE: ("no rotation", 7, "d"),
+    OURS: ("", 0, "o"), NORMS: ("ropelab, norms of q and k fused", 9, "P"),
+    PROJECTION: ("ropelab, with the projection", 6, "s"), NONE: ("no rotation", 7, "d"),
     PLAIN: ("", 3, "X"),
 })  # fmt: skip
 

@@ -1,5 +1,7 @@
 """The ceilings and the record ``paged_cache``, in sentences and in tables."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from ropelab.bench.copies import PREFIX
@@ -19,6 +21,8 @@ LARGE = 16_000_000
 """The fewest bytes, read and written, for which the bar counts."""
 LEAST_OF_COPY = 0.90
 """The bar: the fraction of the best copy from `LARGE` bytes on."""
+BESIDE_PEERS = 1, 4096
+"""The tokens of README.md's table: a step of decoding, and a part of a prefill."""
 _CELL = ("operation", "q_heads", "k_heads", "head_dim", "layout", "cache", "q_out")
 _WITH_NORM = "QK norm, rotation, cache"
 
@@ -114,6 +118,29 @@ def training_sentence(frame: pd.DataFrame) -> str:
         + ", and ".join(f"{bar.number} {bar.what}, where the bar is {bar.limit:.2f}" for bar in bars)
         + "."
     )
+
+
+def beside_peers(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The times of the one launch beside those of vLLM and FlashInfer, for `BESIDE_PEERS` tokens.
+
+    Args:
+        frames: GPU -> its record.
+
+    Returns:
+        A row for each operation that a peer has, with the first number of heads or with FlashInfer's; a column for each
+        contender. A cell has the microseconds on each GPU,
+        ``"26.7 / 36.1"``, and is empty where the contender has no such operation.
+    """
+    shown = [
+        times(frame[frame.tokens.isin(BESIDE_PEERS)])[[ONE, VLLM, FLASHINFER]].map("{:.1f}".format, na_action="ignore")
+        for frame in frames.values()
+    ]
+    table, *others = shown
+    for other in others:
+        table = table + " / " + other
+    heads = table.index.get_level_values("q_heads")
+    usual = heads.isin(table.groupby("operation").apply(lambda rows: rows.index.get_level_values("q_heads")[0]))
+    return table[table[FLASHINFER].notna() | (table[VLLM].notna() & usual)].fillna("")
 
 
 def ceiling_sentence(ceilings: pd.DataFrame, ratio: int = 4) -> str:
