@@ -322,7 +322,8 @@ def test_a_browser_filters_claims_and_finds_words(study, tmp_path):
         dom = subprocess.run([*command, *address], capture_output=True, text=True, timeout=60).stdout
         return BeautifulSoup(dom, "html.parser")
 
-    assert not opened().select(".more") and opened(width=400).select(".scroll.more > .overview")  # the hint at scrolling
+    assert not opened().select(".more")  # the hint at what scrolls
+    assert opened(width=400).select(".scroll.more > .overview")
     soup = opened(document=document.name)
     assert [one.dl["id"] for one in soup.select("details.claim:not([hidden])")] == inside
     assert f"{len(inside)} of {len(load_claims())} claims" in soup.select_one(".filters output").text
