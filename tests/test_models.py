@@ -24,7 +24,7 @@ from ropelab.conformance.models.trace import rotations  # noqa: E402
 from ropelab.conformance.models.verify_model import FunctionReport, function_report  # noqa: E402
 from ropelab.conformance.process import Limits, Run  # noqa: E402
 from ropelab.interop.broadcast import formula  # noqa: E402
-from ropelab.study.topics.models import evidence, tables, training  # noqa: E402
+from ropelab.study.topics.models import evidence, share, tables, training  # noqa: E402
 from tests.support import older  # noqa: E402
 
 OLDER = older("transformers")
@@ -659,6 +659,42 @@ def test_models_learn_with_the_kernel_and_not_with_a_wrong_backward():
     last = training.compare(seeds=1, steps=60).groupby("backward").loss.last()
     assert last[training.OURS] == pytest.approx(last[training.PLAIN], rel=1e-3) and last[training.PLAIN] < 0.6
     assert last[training.WRONG] > 2
+
+
+def test_the_kernel_itself_takes_the_first_steps():
+    losses = training.with_the_kernel(steps=2)
+    assert list(losses) == [training.PLAIN, training.OURS] and len(losses) == 2
+    assert losses[training.OURS].to_numpy() == pytest.approx(losses[training.PLAIN].to_numpy(), rel=1e-5)
+
+
+def test_the_sentence_on_learning_says_whether_the_control_failed():
+    ends = {training.PLAIN: 0.1, training.OURS: 0.1, training.WRONG: 2.5}
+    rows = [{"backward": way, "seed": 0, "step": step, "loss": loss} for way, loss in ends.items() for step in range(3)]
+    said = training.sentence(pd.DataFrame(rows))
+    assert "has the bits of Transformers' at every step" in said and said.endswith("So the comparison can fail.")
+    rows = [row | {"loss": 0.1} for row in rows]
+    assert training.sentence(pd.DataFrame(rows)).endswith("so the comparison shows nothing.")
+
+
+def test_the_recorded_losses_are_compared_step_by_step():
+    losses = {"Transformers": (7.0, 0.5), "ropelab": (7.0, 0.25), "ropelab with norms": (7.5, 0.5)}
+    rows = [{"model": "M", "way": way, "place": place, "value": value, "quantity": "loss", "status": "ok"}
+            for way, values in losses.items() for place, value in enumerate(values)]  # fmt: skip
+    said = evidence.loss_sentence(pd.DataFrame(rows))
+    assert said.startswith("M, 2 steps") and "2.5e-01 nats" in said and "5.0e-01. It falls from 7.00 to 5e-01" in said
+    assert evidence.loss_sentence(pd.DataFrame(rows[:2])) == ""
+
+
+def test_the_part_of_the_rotation_follows_from_bytes_and_operations():
+    sizes = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 512}
+    weights = 256 * (2 * 256 + 2 * 128 + 3 * 512)  # head_dim 128: q and output, k and v, MLP
+    products, attention = 2 * 100 * weights, 2 * 2 * 100**2 / 2 * 256
+    moved = 3 * 100 * (256 + 128) * 2 * 2  # three times: read and write, two bytes each
+    rotation = moved / share.BANDWIDTH
+    whole = (products + attention) / share.FLOPS + rotation
+    assert share.part(100, 3, sizes) == pytest.approx(rotation / whole)
+    parts = share.parts([64, 4096])
+    assert (parts.loc[64] > parts.loc[4096]).all() and (parts.iloc[:, 1] > parts.iloc[:, 0]).all()
 
 
 def test_steps_in_which_a_model_without_a_rotation_is_slower_are_left_out():
