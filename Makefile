@@ -7,6 +7,8 @@ BASE_PYTHON ?= python3
 VENV ?= .venv
 # Studies to measure, by default all but the wide sweeps, which the guide lists.
 ONLY ?=
+# Options of JupyterLab for `make lab`, as --ip=0.0.0.0 --port=8899 in a container.
+OPTIONS ?=
 # Whose records to draw, as nvidia-h200; by default those of the GPU at hand, or of the first that has any.
 GPU ?=
 # Libraries of hundreds of MB for `make peers`: 1 fetches them, 0 does not; by default where there is an NVIDIA GPU.
@@ -17,11 +19,11 @@ BUILD ?= build
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What is committed at the top of this checkout: nothing is generated or removed there, whatever BUILD and VENV say.
 COMMITTED := .ci .git .gitattributes .github .gitignore .pre-commit-config.yaml .pre-commit-hooks.yaml CHANGELOG.md \
-  CONTRIBUTING.md LICENSE MANIFEST.in Makefile README.md action.yml constraints.txt data examples kernels notebooks \
-  pyproject.toml pytest_ropelab.py ropelab setup.py tests upstream
+  CITATION.cff CONTRIBUTING.md LICENSE MANIFEST.in Makefile README.md action.yml constraints.txt data examples \
+  kernels notebooks pyproject.toml pytest_ropelab.py ropelab setup.py tests upstream
 
 # Values are taken as they are typed: a dollar sign begins no expression of make.
-SETTINGS := BUILD VENV BASE_PYTHON PYTHON GPU LARGE ONLY
+SETTINGS := BUILD VENV BASE_PYTHON PYTHON GPU LARGE ONLY OPTIONS
 $(foreach name,$(SETTINGS),$(eval override $(name) := $$(value $(name))))
 $(foreach name,$(SETTINGS),$(if $(findstring ',$($(name))),$(error $(name): expected no quotes, got $($(name)))))
 # One folder, program or name each: make itself would take a space for the end of the first.
@@ -110,8 +112,8 @@ figures: $(READY) ## redraw the figures from the committed records
 	$(STUDY) figures $(OF_GPU)
 
 lab: NEEDS := study lab
-lab: $(READY) ## open the notebooks in JupyterLab
-	$(STUDY) lab
+lab: $(READY) ## open the notebooks in JupyterLab (in a container: OPTIONS="--ip=0.0.0.0 --port=8899")
+	$(STUDY) lab -- $(foreach option,$(OPTIONS),'$(option)')
 
 hub: $(READY) ## write the package for the Hugging Face hub into build/hub, from the library's own sources
 	'$(RUN)' -P ropelab/study/hub/build.py '$(BUILD)/hub'

@@ -4,6 +4,7 @@ import math
 import re
 import shlex
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -73,6 +74,14 @@ def test_tables_are_those_of_the_records():
         for file, name, table in tables if name in outdated({"speed": speed, name: table}, computed, replaced=replaced)
     ]  # fmt: skip
     assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.site.summary"
+
+
+def test_the_first_line_has_what_the_package_declares():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pythons = [name.rpartition(" ")[2] for name in project["classifiers"] if ":: 3." in name]
+    (torch_from,) = re.findall(r"torch>=([\d.]+)", " ".join(project["dependencies"]))
+    facts = (f"Version {ropelab.__version__}", f"Python {pythons[0]} to {pythons[-1]}", f"torch {torch_from} or newer")
+    assert " · ".join((*facts, project["license"])) in summary.README.read_text().splitlines()
 
 
 def test_a_table_has_the_times_of_the_records():

@@ -127,14 +127,22 @@ def figures(context: typer.Context, gpu: Gpu = "") -> None:
 
 
 @app.command()
-def lab(context: typer.Context) -> None:
-    """Open JupyterLab on the first notebook; links to records work, because the whole checkout is its root."""
+def lab(
+    context: typer.Context,
+    options: Annotated[list[str] | None, typer.Argument(help="Options of JupyterLab, as --ip=0.0.0.0.")] = None,
+) -> None:
+    """Open JupyterLab on the first notebook; links to records work, because the whole checkout is its root.
+
+    Root, the usual user of a container, gets no browser: browsers refuse to run as root.
+    """
     from ropelab.study.engine import runner
 
     first = runner.sources()[0].relative_to(runner.ROOT).as_posix()
-    options = [f"--ServerApp.root_dir={runner.ROOT}", f"--LabApp.default_url=/lab/tree/{first}"]
+    own = [f"--ServerApp.root_dir={runner.ROOT}", f"--LabApp.default_url=/lab/tree/{first}"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        own += ["--allow-root", "--no-browser"]
     with runner.own_kernel(context.obj):
-        os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *options])
+        os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *own, *(options or [])])
 
 
 def take_measurements(build: Path, smoke: bool, only: list[str] | None = None) -> list[str]:

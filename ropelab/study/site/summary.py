@@ -34,6 +34,7 @@ COLUMNS = {
     "eager": "hf_eager",
 }
 """Column of a table -> the contender that the column shows."""
+CONFIGURATIONS = records.ROOT / "data" / "models" / "configurations.csv"
 README = records.ROOT / "README.md"
 GUIDE = records.ROOT / "ropelab" / "study" / "site" / "guide"
 FIGURES = records.ROOT / "data" / "figures"
@@ -55,7 +56,7 @@ def tables() -> dict[str, str]:
         "one_pass": _one_pass(list(ledgers)), "projection": _projection(list(ledgers)),
         "table_free": _table_free(only), "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only),
         "claims": claims(ledgers), "documents": outcomes(ledgers), "unclaimed": _unclaimed(),
-        "references": bibliography.markdown(),
+        "references": bibliography.markdown(), "models": _models(),
     }  # fmt: skip
 
 
@@ -251,6 +252,18 @@ def _unclaimed() -> str:
     """The statements of the documents that the study does not judge, each with the reason."""
     rows = [[found.name, f'"{quote}"', reason] for found in documents() for quote, reason in found.unclaimed]
     return _table(["document", "statement", "why it is no claim here"], rows)
+
+
+def _models() -> str:
+    """The model types that `ropelab.rope_from_config` reads as transformers does, and those that it refuses."""
+    outcomes = pd.read_csv(CONFIGURATIONS).groupby("model_type").outcome
+    refused = outcomes.agg(lambda found: set(found) != {"equal"})
+    reads, refuses = (listed(f"`{name}`" for name in refused.index[chosen]) for chosen in (~refused, refused))
+    lines = (
+        f"`rope_from_config` reads these `model_type` as transformers does: {reads}.",
+        f"For these it raises an error, perhaps in some layers alone, that names the key or another way: {refuses}.",
+    )
+    return "\n".join(map(_paragraph, lines))
 
 
 def _paragraph(text: str, bullet: str = "") -> str:

@@ -9,6 +9,7 @@ from ropelab.bench.rows import timed
 from ropelab.bench.same_places import NAME as PLACES
 from ropelab.study.engine.words import value_range
 from ropelab.study.topics.one_pass.traffic import LAUNCHES
+from ropelab.study.topics.performance import findings as training
 
 RECORD = "paged_cache"
 """The name of the record."""
@@ -68,8 +69,9 @@ def roof_sentence(frame: pd.DataFrame) -> str:
         return f"No case of `{ONE}` moves {LARGE / 1e6:.0f} MB or more."
     met = (ours.fraction_of_copy >= LEAST_OF_COPY).sum()
     return (
-        f"From {LARGE / 1e6:.0f} MB on, one launch runs at {value_range(ours.fraction_of_copy)} of the best copy. "
-        f"The copy has the bytes that must move, and {met} of {len(ours)} cases reach the bar of {LEAST_OF_COPY}."
+        f"From {LARGE / 1e6:.0f} MB on, one launch for norm, rotation and cache runs at "
+        f"{value_range(ours.fraction_of_copy)} of the best copy. The copy has the bytes that must move, and {met} of "
+        f"{len(ours)} cases reach the bar of {LEAST_OF_COPY}."
     )
 
 
@@ -101,6 +103,21 @@ def faster_sentence(frame: pd.DataFrame) -> str:
         return ""
     listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
     return f"Over all cases of the record, one launch is {listed}."
+
+
+def sentences(frame: pd.DataFrame) -> list[str]:
+    """The one launch beside the roof, beside a copy to the same places, and beside the other contenders."""
+    return list(filter(None, (roof_sentence(frame), places_sentence(frame), faster_sentence(frame))))
+
+
+def training_sentence(frame: pd.DataFrame) -> str:
+    """Norm and rotation in the record ``qk_norm``: the forward beside a copy, both passes beside compiled functions."""
+    bars = training.qk_norm_bars(frame)
+    return (
+        "Worst cases in training: "
+        + ", and ".join(f"{bar.number} {bar.what}, where the bar is {bar.limit:.2f}" for bar in bars)
+        + "."
+    )
 
 
 def beside_peers(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
