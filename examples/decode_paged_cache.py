@@ -16,8 +16,9 @@ torch.manual_seed(0)
 prompts = [torch.randint(VOCABULARY, (length,), device=device) for length in (3, 17, 10)]
 embedding = torch.randn(VOCABULARY, WIDTH, device=device)
 layers = [
-    (torch.randn((Q_HEADS + 2 * K_HEADS) * HEAD_DIM, WIDTH, device=device) / WIDTH**0.5,
-     torch.randn(WIDTH, WIDTH, device=device) / WIDTH**0.5)
+    # Weights so large that the tokens depend on the attention, and so on the positions.
+    (2 * torch.randn((Q_HEADS + 2 * K_HEADS) * HEAD_DIM, WIDTH, device=device) / WIDTH**0.5,
+     4 * torch.randn(WIDTH, WIDTH, device=device) / WIDTH**0.5)
     for _ in range(LAYERS)
 ]  # fmt: skip
 cos, sin = rotary_table(64, HEAD_DIM, device=device)
