@@ -41,7 +41,7 @@ def show_claims(document: str, records: Where) -> pd.DataFrame:
         named = [claim.id for claim in load_claims(document) if claim.gpu and claim.id in untold and claim.is_of(gpu)]
         if named:
             own = ledger(document=document, only=named, records=Selection(where.directory, gpu))
-            own = own[own.outcome != Outcome.UNTOLD]
+            own = own[own.outcome != Outcome.UNTOLD].assign(on=short(gpu))
             found = pd.concat([found[~found.id.isin(own.id)], own]).sort_values("id", ignore_index=True)
     (about,) = (one for one in documents() if one.key == document)
     display(Markdown(f"**Verdict.** {about.verdict.format_map(dict(zip(found.id, found.says, strict=True)))}"))
@@ -64,6 +64,8 @@ def said(row: dict) -> tuple[str, str]:
         lead = f"The claim {words}".replace(" ()", "").replace("(; ", "(")
     if (commit := re.search(r"the verdict of commit (\w+)", row["remarks"])) is not None:
         lead += f" (recorded at {commit[1]}, without its figures)"
+    if row.get("on"):
+        lead += f", on the document's GPU, an {row['on']}"
     if row["remarks"].startswith(WEAK):
         lead += ", on weak evidence"
     return f"{lead}.", row["says"] or ("" if row["outcome"] == Outcome.HOLDS else "It says: ") + row["statement"]
