@@ -7,6 +7,8 @@ BASE_PYTHON ?= python3
 VENV ?= .venv
 # Studies to measure, by default all but the wide sweeps, which the guide lists.
 ONLY ?=
+# Options of JupyterLab for `make lab`, as --ip=0.0.0.0 --port=8899 in a container.
+OPTIONS ?=
 # Whose records to draw, as nvidia-h200; by default those of the GPU at hand, or of the first that has any.
 GPU ?=
 # Libraries of hundreds of MB for `make peers`: 1 fetches them, 0 does not; by default where there is an NVIDIA GPU.
@@ -17,11 +19,11 @@ BUILD ?= build
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What is committed at the top of this checkout: nothing is generated or removed there, whatever BUILD and VENV say.
 COMMITTED := .ci .git .gitattributes .github .gitignore .pre-commit-config.yaml .pre-commit-hooks.yaml CHANGELOG.md \
-  CONTRIBUTING.md LICENSE MANIFEST.in Makefile README.md action.yml constraints.txt data kernels notebooks \
+  CITATION.cff CONTRIBUTING.md LICENSE MANIFEST.in Makefile README.md action.yml constraints.txt data kernels notebooks \
   pyproject.toml pytest_ropelab.py ropelab setup.py tests
 
 # Values are taken as they are typed: a dollar sign begins no expression of make.
-SETTINGS := BUILD VENV BASE_PYTHON PYTHON GPU LARGE ONLY
+SETTINGS := BUILD VENV BASE_PYTHON PYTHON GPU LARGE ONLY OPTIONS
 $(foreach name,$(SETTINGS),$(eval override $(name) := $$(value $(name))))
 $(foreach name,$(SETTINGS),$(if $(findstring ',$($(name))),$(error $(name): expected no quotes, got $($(name)))))
 # One folder, program or name each: make itself would take a space for the end of the first.
@@ -62,10 +64,10 @@ OF_GPU = $(if $(GPU),--gpu '$(GPU)')
 LARGE_OR_NOT = $(if $(LARGE),$(if $(filter 0,$(LARGE)),--no-large,--large))
 
 .DEFAULT_GOAL := help
-.PHONY: help test check memcheck plugins smoke reproduce measure figures lab peers hub clean existing-environment
+.PHONY: help test check memcheck plugins smoke reproduce measure measure-all figures lab peers hub clean existing-environment
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  PYTHON=/path/to/python       use this environment as it is and install nothing into it"
 	@echo "  BASE_PYTHON=python3.12       build the environment in $(VENV) from this Python (>= 3.11)"
@@ -101,13 +103,17 @@ measure: NEEDS := study
 measure: $(READY) peers ## measure on this GPU and replace its records under data/measurements/ (ONLY="te_layer tiles" for some)
 	$(STUDY) measure -- $(foreach study,$(ONLY),'$(study)')
 
+measure-all: NEEDS := study
+measure-all: $(READY) peers ## measure the wide sweeps, too; after an interruption the same command goes on
+	$(STUDY) measure --all
+
 figures: NEEDS := study
 figures: $(READY) ## redraw the figures from the committed records
 	$(STUDY) figures $(OF_GPU)
 
 lab: NEEDS := study lab
-lab: $(READY) ## open the notebooks in JupyterLab
-	$(STUDY) lab
+lab: $(READY) ## open the notebooks in JupyterLab (in a container: OPTIONS="--ip=0.0.0.0 --port=8899")
+	$(STUDY) lab -- $(foreach option,$(OPTIONS),'$(option)')
 
 hub: $(READY) ## write the package for the Hugging Face hub into build/hub, from the library's own sources
 	'$(RUN)' -P ropelab/study/hub/build.py '$(BUILD)/hub'

@@ -1,8 +1,12 @@
 """Run the command line, for ``python -m ropelab`` and for the command ``ropelab``."""
 
 import os
+import platform
 import sys
 import traceback
+from importlib.metadata import PackageNotFoundError, version
+
+from ropelab import __version__
 
 NOT_JUDGED = 2
 """The exit code for "no verdict". Python's own exit code after an error, 1, would mean that a function is wrong."""
@@ -13,11 +17,14 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command line. Without a verdict it ends with ``NOT_JUDGED``, after Ctrl-C with ``INTERRUPTED``."""
     _open_streams()
+    if sys.argv[1:] == ["--version"]:
+        return print(_versions())
     try:
         try:
             from ropelab.conformance.cli import Judged, app
         except ModuleNotFoundError as error:
-            print(f"ropelab: the command line needs {error.name}: pip install 'ropelab[cli]'", file=sys.stderr)
+            wanted = "pip install rich typer, the extra 'ropelab[cli]'"
+            print(f"ropelab: the command line needs {error.name}: {wanted}", file=sys.stderr)
             raise SystemExit(NOT_JUDGED) from None
         app(prog_name="ropelab")
     except KeyboardInterrupt:
@@ -29,6 +36,15 @@ def main() -> None:
     except Exception:  # an error of this library, not of the function
         traceback.print_exc()
         raise SystemExit(NOT_JUDGED) from None
+
+
+def _versions() -> str:
+    """The versions that a report of a fault needs. They need no package but those that the library requires."""
+    try:
+        triton = f"triton {version('triton')}"
+    except PackageNotFoundError:
+        triton = "no triton"
+    return f"ropelab {__version__} (torch {version('torch')}, {triton}, Python {platform.python_version()})"
 
 
 def _open_streams() -> None:

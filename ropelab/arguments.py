@@ -141,7 +141,7 @@ def tensor(name: str, value: Any) -> torch.Tensor:
     return value
 
 
-def check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str, dtypes=DTYPES) -> None:
+def check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str, dtypes=DTYPES, hint: str = "") -> None:
     """Check the rank and the dtype of ``x``.
 
     Args:
@@ -149,6 +149,7 @@ def check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str,
         ranks: the ranks that ``x`` may have.
         shape: the shapes of these ranks, in words, for the message.
         dtypes: the dtypes that ``x`` may have.
+        hint: the end of the message about the shape: its likely meaning.
 
     Raises:
         TypeError: ``x`` is not a tensor, or has another dtype.
@@ -157,7 +158,7 @@ def check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str,
     if not torch.compiler.is_compiling():  # compilers cannot follow this check, and trace only tensors with strides
         tensor(name, x)
     if x.ndim not in ranks:
-        raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
+        raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}{hint}")
     if x.dtype not in dtypes:
         raise TypeError(f"{name}: expected one of {', '.join(map(dtype_name, dtypes))}, got {dtype_name(x.dtype)}")
 

@@ -10,13 +10,15 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.angles.model_config import rope_from_config
 from ropelab.angles.rope_parameters import Rope
 from ropelab.angles.tables import MOST_ROWS, check_dtype, frequency_tables
 from ropelab.arguments import POSITION_DTYPES, check_tensor, integer, shown, tensor
 from ropelab.arguments import device as usable
 from ropelab.kernels import NO_POSITION
-from ropelab.layout.seq_format import SEQ_AXIS, check_seq_format, rank
+from ropelab.layout.pairing import check_rotary_dim
+from ropelab.layout.seq_format import SEQ_AXIS, check_heads, check_seq_format, rank
 from ropelab.not_compiled import not_compiled
 from ropelab.rope import apply_rope
 
@@ -26,7 +28,8 @@ FEWEST_ROWS = 512
 class RotaryEmbedding(torch.nn.Module):
     """A module that rotates queries and keys as a model does::
 
-        rotary = RotaryEmbedding.from_config(config)
+        rotary = RotaryEmbedding(128, base=500_000.0)           # head_dim, and rope_theta of the model
+        rotary = RotaryEmbedding.from_config(config)            # or all of it from a configuration
         q, k = rotary(q, k)                                     # tokens 0, 1, 2, ...
         q, k = rotary(q, k, offsets=cache_length)               # the next tokens
         q, k = rotary(q, k, positions=positions, seq_len=8192)  # the host knows that no position exceeds 8191
@@ -45,18 +48,34 @@ class RotaryEmbedding(torch.nn.Module):
     tables grew keeps its own tables alive and goes on reading them.
 
     Args:
-        rope: the rotation, from `rope_from_config` or `axial_rope`, or ``Rope(inverse_frequencies(...))``.
+        rope: the number of features of a head, all of which rotate by unscaled frequencies; or any other rotation, from
+            `rope_from_config` or `axial_rope`.
+        base: the base of the frequencies beside a number of features, by default 10000.0; None beside a `Rope`.
+        layout: the layout beside a number of features, as for `apply_rope`, by default ``"split_half"``; None beside a
+            `Rope`.
         seq_format: the order of the axes of ``q`` and ``k``, as for `apply_rope`.
         dtype: the dtype of the tables.
 
     Raises:
-        TypeError, ValueError: ``rope`` is not a `Rope`, the format is unknown, or tables cannot have the dtype.
+        TypeError, ValueError: ``rope`` is neither a `Rope` nor a positive even number, ``base`` or ``layout`` is given
+            beside a `Rope` or cannot be used, the format is unknown, or tables cannot have the dtype.
     """
 
-    def __init__(self, rope: Rope, *, seq_format: str = "bshd", dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        rope: Rope | int,
+        *,
+        base: float | None = None,
+        layout: str | None = None,
+        seq_format: str = "bshd",
+        dtype: torch.dtype = torch.float32,
+    ):
         super().__init__()
         if not isinstance(rope, Rope):
-            raise TypeError(f"rope: expected a Rope (see from_config), got {shown(rope)}")
+            rope = _unscaled(rope, 10000.0 if base is None else base, "split_half" if layout is None else layout)
+        elif base is not None or layout is not None:
+            name, value = ("base", base) if base is not None else ("layout", layout)
+            raise ValueError(f"{name}: expected None beside a Rope, which has its own, got {value!r}")
         check_seq_format(seq_format)
         check_dtype(dtype)
         self.rope, self.seq_format, self.dtype = rope, seq_format, dtype
@@ -96,8 +115,7 @@ class RotaryEmbedding(torch.nn.Module):
             ValueError: as `apply_rope`; or ``seq_len`` is missing for positions or offsets on a GPU, and the model has
                 no ``max_position_embeddings`` or has frequencies that depend on the length.
         """
-        expected = rank(self.seq_format)
-        check_tensor("q", tensor("q", q), (expected,), f"{self.seq_format} of rank {expected}")
+        check_heads("q", tensor("q", q), self.seq_format)
         if k is not None:
             tensor("k", k)
         if positions is not None:
@@ -224,8 +242,19 @@ def _shared_tables(rope: Rope, seq_len: int, dtype: torch.dtype, device: torch.d
     return tables
 
 
+def _unscaled(head_dim: int, base: float, layout: str) -> Rope:
+    """The rotation of all ``head_dim`` features by unscaled frequencies."""
+    if not hasattr(head_dim, "__index__") or isinstance(head_dim, (bool, torch.Tensor)):
+        hint = "" if isinstance(head_dim, (bool, float, str, torch.Tensor)) else ": see RotaryEmbedding.from_config"
+        raise TypeError(f"rope: expected a head_dim or a Rope, got {shown(head_dim)}{hint}")
+    return Rope(inverse_frequencies(check_rotary_dim(head_dim, "rope"), base), head_dim=head_dim, layout=layout)
+
+
 def _within(seq_len: int, lengths: range) -> bool:
-    return lengths.start <= seq_len < lengths.stop  # compilers cannot follow `in`
+    # Compilers cannot follow `in`, nor a comparison that is an entry of a key (torch 2.14).
+    if lengths.start <= seq_len < lengths.stop:
+        return True
+    return False
 
 
 def _rows(name: str, seq_len: int, expected: str = "a number of tokens up to 2**31") -> int:

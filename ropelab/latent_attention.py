@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ropelab.arguments import check_tensor, flag, integer
+from ropelab.arguments import flag, integer
 from ropelab.autograd.latent_attention import differentiated, overwrite_tail
 from ropelab.autograd.rotation import differentiated as rotated
 from ropelab.call.angles import given_tables
@@ -12,7 +12,7 @@ from ropelab.call.checks import check_fixed_tables
 from ropelab.call.latent_attention import check_tail
 from ropelab.call.memory import check_disjoint
 from ropelab.call.where import Where, located
-from ropelab.layout.seq_format import check_seq_format, rank
+from ropelab.layout.seq_format import check_heads, check_seq_format
 
 
 def assemble_mla(
@@ -49,7 +49,7 @@ def assemble_mla(
     """
     check_seq_format(seq_format)
     for name, x in (("q", q), ("k_pe", k_pe)):
-        check_tensor(name, x, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
+        check_heads(name, x, seq_format)
     nope_dim = q.shape[-1] - k_pe.shape[-1]
     if nope_dim < 0:
         raise ValueError(f"q: expected at least the {k_pe.shape[-1]} features of k_pe in a head, got {q.shape[-1]}")
@@ -108,7 +108,7 @@ def assemble_mla_kv(
     """
     nope_dim, copy_value = integer("nope_dim", nope_dim, at_least=0), flag("copy_value", copy_value)
     check_seq_format(seq_format)
-    check_tensor("k_pe", k_pe, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
+    check_heads("k_pe", k_pe, seq_format)
     where = _where(
         k_pe, nope_dim, k_pe.shape[-1], cos, sin, layout, out_layout, seq_format, positions, offsets, inverse
     )
@@ -155,7 +155,7 @@ def rotate_mla_query(
     if consume and not inplace:
         raise ValueError("consume: expected False without inplace, got True")
     check_seq_format(seq_format)
-    check_tensor("q", q, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
+    check_heads("q", q, seq_format)
     rotary_dim = q.shape[-1] - nope_dim
     if rotary_dim < 2 or rotary_dim % 2:
         raise ValueError(f"nope_dim: expected an even number of the {q.shape[-1]} features behind it, got {nope_dim}")

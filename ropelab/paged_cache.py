@@ -14,7 +14,7 @@ from ropelab.call.refusals import renamed
 from ropelab.call.where import located
 from ropelab.kernels import Norm
 from ropelab.kernels.float8 import FLOAT8_DTYPES
-from ropelab.layout.seq_format import check_seq_format, rank
+from ropelab.layout.seq_format import check_heads, check_seq_format
 
 
 def rope_and_cache(
@@ -132,7 +132,7 @@ def rope_and_cache(
     if transformed():
         raise NotImplementedError("rope_and_cache: expected no transform of torch.func and no forward mode, got one")
     check_seq_format(seq_format)
-    check_tensor("q", q, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
+    check_heads("q", q, seq_format)
     angles = given_angles(cos, sin, frequencies)
     where = located(q, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
     norm = _norm(q_weight, k_weight, eps, weight_offset, norm_first)

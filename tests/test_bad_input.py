@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     NESTED, JAGGED = (torch.nested.nested_tensor(list(K), layout=x) for x in (torch.strided, torch.jagged))
 
 BAD = {
-    "q of rank 3": ({"q": Q[0]}, ValueError, r"q: expected shape bshd of rank 4, got \(5, 4, 16\)"),
+    "q of rank 3": ({"q": Q[0]}, ValueError, r"q: expected shape bshd of rank 4, got \(5, 4, 16\) \(q looks like thd: pass"),
     "q not a tensor": ({"q": [1.0]}, TypeError, "q: expected a torch.Tensor, got list"),
     "q of integers": ({"q": Q.long()}, TypeError, "q: expected one of bfloat16.*got int64"),
     "k of rank 5": ({"k": K[None]}, ValueError, "k: expected shape bshd of rank 4"),
@@ -25,6 +25,23 @@ BAD = {
     "k on another device": ({"k": K.to("meta")}, ValueError, "k: expected q's device cpu, got meta"),
     "k of another batch": ({"k": K[:1]}, ValueError, "k: expected q's batch size 2, got 1"),
     "k of another length": ({"k": K[:, :4]}, ValueError, "k: expected q's sequence length 5, got 4"),
+    "k of another length, and no other format": ({"k": K[:, :4]}, ValueError, r"got 4$"),
+    "q and k are bhsd": (
+        {"q": Q.transpose(1, 2), "k": K.transpose(1, 2)}, ValueError,
+        r"k: expected q's sequence length 4, got 2 \(q looks like bhsd: pass seq_format='bhsd'\)$",
+    ),
+    "q and k are bshd": (
+        {"seq_format": "bhsd"}, ValueError,
+        r"k: expected q's sequence length 4, got 2 \(q looks like bshd or sbhd: pass seq_format='bshd' or 'sbhd'\)$",
+    ),
+    "tables of bhsd": (
+        {"q": Q.repeat(1, 1, 2, 1).transpose(1, 2), "k": None, "cos": COS[:5], "sin": SIN[:5]}, ValueError,
+        r"cos: expected a row for each of 8 positions, got 5 rows \(q looks like bhsd: pass seq_format='bhsd'\)$",
+    ),
+    "positions of bhsd": (
+        {"q": Q.transpose(1, 2), "k": None, "positions": torch.arange(5)}, ValueError,
+        r"positions: expected shape \(4,\) or \(1, 4\) or \(2, 4\), got \(5,\) \(q looks like bhsd: pass",
+    ),
     "k of another head_dim": ({"k": K[..., :8]}, ValueError, "k: expected q's head_dim 16, got 8"),
     "cos of rank 4": ({"cos": COS[None, None]}, ValueError, r"cos: expected shape \[positions, columns\] or \[batch, positions, columns\], got"),
     "tables of another batch": ({"cos": COS[None], "sin": SIN[None]}, ValueError, "cos: expected tables for each of 2 batches, got tables for 1"),

@@ -3,7 +3,6 @@
 import pandas as pd
 import pytest
 
-from ropelab.bench.records import Record
 from ropelab.study.topics.performance import comparison, dense
 
 
@@ -36,17 +35,6 @@ def test_copies_and_wrong_results_are_not_compared():
     times = frame(ropelab=10.0, peer="wrong: off", **{"copy: copy ": 9.0})
     times.contender = times.contender.str.replace("copy: copy ", "copy: copy_")
     assert comparison.against_peers(times).empty
-    assert list(comparison.fractions(times)) == ["ropelab"]
-
-
-def test_what_was_left_out_is_listed_once_with_its_reason():
-    times = frame(ropelab=10.0, peer="wrong: result has relative error 0.683")
-    record = Record("dense", pd.concat([times, times]), {"not_run": {"absent": "not run: absent not installed"}})
-    left_out = comparison.not_compared([record]).set_index("contender")
-    assert left_out.reason.to_dict() == {
-        "absent": "not run: absent not installed", "peer": "wrong: result has relative error …"
-    }  # fmt: skip
-    assert left_out.rows.to_dict() == {"absent": 1, "peer": 2}
 
 
 def test_numbers_in_tables():

@@ -70,14 +70,11 @@ def title(fig):
 
 
 def test_the_score_counts_faults(found):
-    score = findings.score(found).set_index("question")
-    assert score.loc["known faults that ran as code"].tolist() == [6, len(FAULTS) + len(NOT_EXPRESSED)]
-    assert score.loc["killed by some law"].tolist() == [5, 6]
-    assert score.loc["killed by a law other than definition"].tolist() == [5, 6]
-    assert score.filter(like="needs no reference", axis=0).faults.tolist() == [4]  # all but the reversed sign
-    assert score.loc["named by its diagnosis, alone or among others"].tolist() == [4, 6]
-    assert score.loc["named first"].tolist() == [3, 6]
-    assert "5 are killed by some law" in findings.sentence(found) and "names 4 (67%)" in findings.sentence(found)
+    said = findings.sentence(found)
+    assert said.startswith(
+        f"6 of {len(FAULTS) + len(NOT_EXPRESSED)} known faults ran as code. 5 are killed by some law, 5 by"
+    )
+    assert "4 by a law that needs no reference. The diagnosis tells 4 of them apart" in said  # not the reversed sign
 
 
 def test_shortcomings_are_told_one_by_one(found):
@@ -145,7 +142,7 @@ def test_the_table_of_peers(table):
     assert title(fig).startswith("1 of 2 configurations keep every law")
     assert "torchembed 0.3.2 (not installed)" in fig.axes[0].get_xlabel()
     sentence = findings.peers_sentence(table, "a GPU")
-    assert sentence.endswith("the others break laws (Liger: second_order, decode).")
+    assert sentence.endswith("The others break most often: `second_order` (1), `decode` (1).")
     words = findings.violations_in_words(table)  # one of each theme
     assert words == [
         ("Liger (cuda, float32)", "second_order: words of Liger"),

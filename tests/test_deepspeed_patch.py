@@ -228,11 +228,12 @@ def test_undo_puts_everything_back(files):
         "deepspeed.sequence.layer._torchembed_rope_forward",
         "deepspeed.sequence.layer.apply_rotary_pos_emb",
     ]
+    assert repr(patched) == f"<patch of {', '.join(patched.functions)}>"
     assert fpdt_layer.apply_rotary_pos_emb is layer.apply_rotary_pos_emb is not before["apply_rotary_pos_emb"]
     for _ in range(2):
         patched.undo()
         assert names_of(layer) == before and fpdt_layer.apply_rotary_pos_emb is before["apply_rotary_pos_emb"]
-        assert fpdt_layer.apply_rotary_pos_emb_backward is backward and not patched.functions
+        assert fpdt_layer.apply_rotary_pos_emb_backward is backward and repr(patched) == "<patch of nothing>"
 
 
 def test_a_second_patch_changes_nothing(files):

@@ -58,6 +58,32 @@ def test_rotates_as_the_configuration_says(qk, config):
         torch.testing.assert_close(back, qk)
 
 
+@pytest.mark.parametrize("layout", ["split_half", "interleaved"])
+def test_a_number_of_features_and_a_base_are_enough(qk, layout):
+    rotary = RotaryEmbedding(16, base=500.0, layout=layout)
+    cos, sin = ropelab.rotary_table(9, 16, 500.0, device=qk[0].device)
+    for x, y in zip(qk, rotary(*qk), strict=True):
+        assert_rotated(y, x, cos, sin, layout=layout)
+    defaults = RotaryEmbedding.from_config(HEADS).rope
+    assert torch.equal(RotaryEmbedding(16).rope.inverse_frequencies, defaults.inverse_frequencies)
+
+
+def test_what_is_no_rotation_is_refused_by_name():
+    rope = RotaryEmbedding(16).rope
+    for wrong, error, message in [
+        (lambda: RotaryEmbedding(HEADS), TypeError, "rope: expected a head_dim or a Rope, got dict: see .*from_config"),
+        (lambda: RotaryEmbedding(16.0), TypeError, "rope: expected a head_dim or a Rope, got float 16.0"),
+        (lambda: RotaryEmbedding(True), TypeError, "rope: expected a head_dim or a Rope, got bool True"),
+        (lambda: RotaryEmbedding(15), ValueError, "rope: expected a positive even number, got 15"),
+        (lambda: RotaryEmbedding(16, base=-1.0), ValueError, "base: expected a positive number, got -1"),
+        (lambda: RotaryEmbedding(16, layout="neox"), ValueError, "layout: expected one of .* got 'neox'"),
+        (lambda: RotaryEmbedding(rope, base=1e4), ValueError, "base: expected None beside a Rope.* got 10000.0"),
+        (lambda: RotaryEmbedding(rope, layout="split_half"), ValueError, "layout: expected None beside a Rope"),
+    ]:
+        with pytest.raises(error, match=message):
+            wrong()
+
+
 def test_where_the_tokens_are(qk):
     rotary, rope, (q, k) = RotaryEmbedding.from_config(HEADS), rope_from_config(HEADS), qk
     host = {

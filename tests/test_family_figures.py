@@ -191,14 +191,14 @@ def test_figures_draw_without_packages_and_with_failures():
             lost = table[table.contender.str.contains("eager|twice|Engine", regex=True)].index
             table.loc[lost, "status"] = "failed: out of memory"
         fig = draw(*tables, "")
-        assert any("out of memory" in text.get_text() for text in fig.texts), name
+        told = any("out of memory" in text.get_text() for text in fig.texts)
+        assert told == (name != "formats"), name  # which shows ropelab alone
 
 
 def test_nothing_measured_is_no_success(tmp_path):
     board = family_findings.scoreboard(tmp_path)
     assert set(board.verdict) == {"not measured"} and list(board.question) == list(family_findings.QUESTIONS)
     assert all("`make measure ONLY=" in reason for reason in board.measured)
-    assert not any(family_findings.sentence(question, tmp_path) for question in family_findings.QUESTIONS)
 
 
 # ------------------------------------------------------------------------------------------------------- the bars
@@ -282,7 +282,7 @@ def test_rounding_lifts_nothing_over_a_bar(tables):
     bar = family_findings.format_bars(dense, tables["formats"])[0]
     assert bar.phrase() == "0.949 of a copy in bshd (bar 0.95, missed in 1 of 32)"
     assert bar.where == "1x4096 32/8 128, split_half, backward"
-    assert "met in 3 of 4 formats" in said(family_figures.formats(dense, tables["formats"]))
+    assert "127 of 128 calls reach 0.95" in said(family_figures.formats(dense, tables["formats"]))
     for value, at_least, text in ((0.95, True, "0.950"), (1.03, False, "1.030"), (1.03001, False, "1.031")):
         assert family_findings.toward_worse(value, at_least=at_least) == text
     assert [family_findings.toward_worse(value, at_least=False) for value in (0.0, 1024.0)] == ["0", "1,024"]

@@ -98,13 +98,13 @@ def test_no_target_takes_a_path_with_spaces_for_two(variable, target, checkout):
 @pytest.mark.parametrize(
     "text", ["x;touch y", "x && touch y", "`touch y`", "$(touch y)", "$(shell touch y)", "x'; touch y; '"]
 )
-@pytest.mark.parametrize("variable", ["GPU", "ONLY", "LARGE"])
+@pytest.mark.parametrize("variable", ["GPU", "ONLY", "LARGE", "OPTIONS"])
 def test_no_text_reaches_the_shell(variable, text, checkout):
     """The stand-in for Python says yes to everything, and writes what it gets."""
     python = checkout / "python"
     python.write_text('#!/bin/sh\necho True\nprintf "%s\\n" "$@" >> said\n')
     python.chmod(0o755)
-    for target in ("figures", "measure", "peers"):
+    for target in ("figures", "measure", "peers", "lab"):
         make(checkout, target, f"{variable}={text}", "PYTHON=./python")
     assert not (checkout / "y").exists()
 
@@ -144,7 +144,7 @@ def test_a_file_beside_the_makefile_takes_the_place_of_no_module(checkout):
 
 def test_paths_reach_the_commands_as_they_are(checkout):
     (checkout / ".venv" / ".ready").touch()
-    for target in ("reproduce", "smoke", "figures", "measure"):
+    for target in ("reproduce", "smoke", "figures", "measure", "measure-all"):
         done = make(checkout, "-n", target, "PYTHON=true", "BUILD=a;b$c", "GPU=nvidia-h200")
         assert f"--build 'a;b$c{'/smoke' * (target == 'smoke')}'" in done.stdout, done
     assert "--gpu 'nvidia-h200'" in make(checkout, "-n", "figures", "PYTHON=true", "GPU=nvidia-h200").stdout
@@ -156,7 +156,7 @@ def test_peers_come_with_every_python_and_before_every_measurement(large, option
     for name in ("pyproject.toml", "constraints.txt", ".venv/.ready"):
         (checkout / name).touch()
     for python, run in (("", ".venv/bin/python"), ("true", "true")):
-        for target in ("peers", "reproduce", "measure"):
+        for target in ("peers", "reproduce", "measure", "measure-all"):
             commands = make(checkout, "-n", target, f"LARGE={large}", f"PYTHON={python}").stdout.splitlines()
             (fetch,) = (command for command in commands if "fetch_peers" in command)
             assert fetch.split() == [f"'{run}'", "-P", "ropelab/bench/fetch_peers.py", *option]
@@ -170,5 +170,5 @@ def test_what_a_target_needs_is_declared():
     text = (ROOT / "Makefile").read_text()
     needed = {name for line in re.findall(r"NEEDS := (.*)", text) for name in line.split()}
     assert "study" in needed and needed <= extras | groups
-    assert set(re.findall(r"--group (\w+)", text)) == groups
+    assert set(re.findall(r"--group (\w+)", text)) == groups - {"release"}
     assert re.findall(r"--editable '\.\[([\w,]+)\]'", text) == [",".join(extras)]

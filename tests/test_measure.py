@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import os
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from ropelab.bench import checksums, gpu_memory, in_parts, records, side_by_side, staleness, timing, turns
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
@@ -21,6 +23,7 @@ from ropelab.bench.packages import NotInstalled
 from ropelab.bench.side_by_side import DoesNotFit, Job
 from ropelab.bench.study import GIB, Study
 from ropelab.bench.unavailable import Unavailable
+from ropelab.study import __main__ as commands
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine import expected, ledger, measure, registered, schedule, unfinished
 from ropelab.study.topics.performance import shortfalls
@@ -57,6 +60,26 @@ def test_what_claims_and_the_tables_of_readme_rest_on_is_no_wide_sweep():
     evidence = {name for rule in ledger._RULES.values() for name in rule.evidence}
     needed = evidence & studies.keys() | set(shortfalls.STUDIES) | {"dense", "host", "qk_norm", "table_free_error"}
     assert not any(studies[name].wide for name in needed)
+
+
+def test_the_guide_names_the_wide_sweeps_and_counts_the_others():
+    text = (records.ROOT / "ropelab/study/site/guide/7_reproduce.md").read_text()
+    wide = [name for name, study in registered.all_studies().items() if study.wide]
+    listed = text.partition("The wide sweeps are ")[2].partition(".")[0]
+    assert re.findall(r"`(\w+)`", listed) == wide
+    assert f"measures the {len(registered.all_studies()) - len(wide)} studies behind" in text
+
+
+@pytest.mark.parametrize("options, only", [([], None), (["dense", "host"], ["dense", "host"]), (["--all"], "all")])
+def test_the_command_measures_what_it_is_asked_for(options, only, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(commands.processes, "start_server", lambda modules: None)
+    monkeypatch.setattr(commands, "take_measurements", lambda build, smoke, only: asked.append(only))
+    assert CliRunner().invoke(commands.app, ["measure", *options]).exit_code == 0
+    assert asked == [list(registered.all_studies()) if only == "all" else only]
+    refused = CliRunner().invoke(commands.app, ["measure", "--all", "dense"])
+    assert refused.exit_code and "--all: expected no names beside it, got dense" in refused.output
 
 
 # ------------------------------------------------------------------------------------------- memory of the GPU

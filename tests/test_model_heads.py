@@ -180,6 +180,29 @@ def test_the_limits_of_a_call_are_facts_of_its_record():
     )
 
 
+def test_causes_have_the_median_of_the_calls_with_each_fact():
+    small = {"bytes": 1e6, "head_bytes": 1e6, "necessary_bytes": 1e6}
+    calls = [
+        record(),
+        record(median_us=20.0, store_bytes=4),
+        record(**small, median_us=12.5),
+        record(**small, spills=1),
+    ]
+    found = judge.causes(pd.concat(calls, ignore_index=True))
+    large, few = (found[f"{size}: median"] for size in judge.SIZES)
+    assert large[judge.NARROW] == pytest.approx(10 * 33 / 32 / 20) and large[judge.NOTHING] == pytest.approx(33 / 33.6)
+    assert few[judge.NOTHING] == pytest.approx(0.8) and few[judge.SPILLS] == pytest.approx(10 / 10.5)
+    assert found[f"{judge.SIZES[0]}: calls"][judge.EVERY] == 2 and judge.SMALL not in found.index
+    said = dense.causes_sentence(found)
+    assert "none of these facts run at 0.982" in said and "0.52, have calls with this fact: accesses below 16" in said
+
+
+def test_counters_name_the_plainest_call_of_each_cause():
+    table, said = judge.counted()
+    assert (table["warps that fit"] <= 64).all() and len(table.columns) == 7
+    assert [part.split(":")[0] for part in said.split(". ")] == ["Narrow accesses", "Latency", "Registers"]
+
+
 def test_regret():
     sweep = [record(median_us=us, chosen=us == 11, direction="forward", converts=False, full_width=False)
              for us in (10.0, 11.0, 15.0)]  # fmt: skip
@@ -194,11 +217,11 @@ def test_the_sentences_count_the_calls_and_the_losses():
     frame = pd.concat(both, ignore_index=True).assign(cell=["a", "b", "c", "a"])
     said = dense.heads_sentences(frame)
     assert said[0].startswith("Over all 3 drawn calls the median is 0.952 of the limit; 0 are")
-    assert said[1].startswith("1 of 1 small calls meet") and said[2].startswith("1 of 2 large calls meet")
-    assert said[3] == "Another library is faster in 1 of 1 comparisons."
+    assert said[1].startswith("1 of 2 large calls meet") and said[2].startswith("1 of 1 small calls meet")
+    assert said[3].startswith("Another library is faster in 1 of 1 comparisons. The largest lead is that of vllm: ")
     (missed,) = dense.heads_below_their_bar(frame).itertuples()
     shown = judge.in_words(dense.heads_below_their_bar(frame))
-    assert list(shown) == ["call", "median_us", "allowed_us", "over", "limits"] and shown.call.iloc[0].startswith("a, ")
+    assert list(shown) == ["call", "µs", "allowed, µs", "over", "limits"] and shown.call.iloc[0].startswith("a, ")
     assert missed.median_us == 11.0 and missed.over == pytest.approx(11 / (10 * 33 / 32 / 0.95) - 1)
 
     fit, held_out = halves()

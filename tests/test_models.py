@@ -24,7 +24,7 @@ from ropelab.conformance.models.trace import rotations  # noqa: E402
 from ropelab.conformance.models.verify_model import FunctionReport, function_report  # noqa: E402
 from ropelab.conformance.process import Limits, Run  # noqa: E402
 from ropelab.interop.broadcast import formula  # noqa: E402
-from ropelab.study.topics.models import evidence, tables, training  # noqa: E402
+from ropelab.study.topics.models import evidence, share, tables, training  # noqa: E402
 from tests.support import older  # noqa: E402
 
 OLDER = older("transformers")
@@ -632,9 +632,13 @@ def test_a_sample_of_the_patched_models(torch_backend, architecture):
 
 def test_the_study_of_whole_models(torch_backend):
     frame = whole_models.whole_models(smoke=True, device="cpu")
-    assert set(frame.status) == {"ok"} and (frame.value > 0).all()
+    offered = frame[~frame.status.str.startswith("not offered")]
+    assert set(offered.status) == {"ok"} and (offered.value > 0).all()
+    assert set(frame.way) - set(offered.way) == {model_steps.PROJECTION}  # Qwen3 has norms between both
     times = evidence.values(frame)
-    assert list(times) == list(model_steps.WAYS) and len(times) == 3
+    assert list(times) == [way for way in model_steps.WAYS if way != model_steps.PROJECTION] and len(times) == 3
+    rounds = offered[offered.quantity == "time"].groupby(["way", "step"]).place.apply(list)
+    assert all(places == [0, 1] for places in rounds)
     assert "Qwen3" in evidence.norm_bar(frame)
     assert any("rotation saves" in sentence for sentence in evidence.sentences(frame))
     assert "traced" in evidence.coverage_sentence()
@@ -657,6 +661,42 @@ def test_models_learn_with_the_kernel_and_not_with_a_wrong_backward():
     assert last[training.WRONG] > 2
 
 
+def test_the_kernel_itself_takes_the_first_steps():
+    losses = training.with_the_kernel(steps=2)
+    assert list(losses) == [training.PLAIN, training.OURS] and len(losses) == 2
+    assert losses[training.OURS].to_numpy() == pytest.approx(losses[training.PLAIN].to_numpy(), rel=1e-5)
+
+
+def test_the_sentence_on_learning_says_whether_the_control_failed():
+    ends = {training.PLAIN: 0.1, training.OURS: 0.1, training.WRONG: 2.5}
+    rows = [{"backward": way, "seed": 0, "step": step, "loss": loss} for way, loss in ends.items() for step in range(3)]
+    said = training.sentence(pd.DataFrame(rows))
+    assert "has the bits of Transformers' at every step" in said and said.endswith("So the comparison can fail.")
+    rows = [row | {"loss": 0.1} for row in rows]
+    assert training.sentence(pd.DataFrame(rows)).endswith("so the comparison shows nothing.")
+
+
+def test_the_recorded_losses_are_compared_step_by_step():
+    losses = {"Transformers": (7.0, 0.5), "ropelab": (7.0, 0.25), "ropelab with norms": (7.5, 0.5)}
+    rows = [{"model": "M", "way": way, "place": place, "value": value, "quantity": "loss", "status": "ok"}
+            for way, values in losses.items() for place, value in enumerate(values)]  # fmt: skip
+    said = evidence.loss_sentence(pd.DataFrame(rows))
+    assert said.startswith("M, 2 steps") and "2.5e-01 nats" in said and "5.0e-01. It falls from 7.00 to 5e-01" in said
+    assert evidence.loss_sentence(pd.DataFrame(rows[:2])) == ""
+
+
+def test_the_part_of_the_rotation_follows_from_bytes_and_operations():
+    sizes = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 512}
+    weights = 256 * (2 * 256 + 2 * 128 + 3 * 512)  # head_dim 128: q and output, k and v, MLP
+    products, attention = 2 * 100 * weights, 2 * 2 * 100**2 / 2 * 256
+    moved = 3 * 100 * (256 + 128) * 2 * 2  # three times: read and write, two bytes each
+    rotation = moved / share.BANDWIDTH
+    whole = (products + attention) / share.FLOPS + rotation
+    assert share.part(100, 3, sizes) == pytest.approx(rotation / whole)
+    parts = share.parts([64, 4096])
+    assert (parts.loc[64] > parts.loc[4096]).all() and (parts.iloc[:, 1] > parts.iloc[:, 0]).all()
+
+
 def test_steps_in_which_a_model_without_a_rotation_is_slower_are_left_out():
     frame = times_of(Transformers=(10, 8, 10), ropelab=(9, 4, 10.01), no_rotation=(8, 5, 9.8))
     assert evidence.doubtful(frame).to_dict() == {("M", "eager", "decode"): 0.25}
@@ -665,6 +705,13 @@ def test_steps_in_which_a_model_without_a_rotation_is_slower_are_left_out():
     assert "-0.1%" in compiled and "M, compiled, prefill" in idle and "25%" in noise and "decode, eager" in noise
     clear = times_of(Transformers=(10, 8, 10), ropelab=(9, 4, 9), no_rotation=(8, 4.03, 8))
     assert evidence.doubtful(clear).empty and "In 1 of 3 steps" in evidence.sentences(clear)[-1]
+
+
+def test_a_time_is_the_median_of_its_rounds_and_the_projection_is_named():
+    ways = {"Transformers": 10, "ropelab": 9, "ropelab_with_projection": 8}
+    rounds = [times_of(**{way: (ms + late,) * 3 for way, ms in ways.items()}) for late in (0, 0, 30)]
+    assert evidence.savings(pd.concat(rounds)).loc[("M", "eager", "decode")].tolist() == pytest.approx([0.1, 0.2])
+    assert "; projection and rotation together save 20.0%" in evidence.sentences(rounds[0])[0]
 
 
 def test_the_memory_that_a_step_needs_more():
@@ -684,7 +731,7 @@ def test_a_step_of_each_model():
             try:
                 context = model_steps.in_way(way, model)
             except ValueError:
-                assert way == model_steps.NORMS
+                assert way in (model_steps.NORMS, model_steps.PROJECTION)
                 continue
             with context:
                 for step, call in model_steps.steps(model, model, smoke=True, decode=True).items():

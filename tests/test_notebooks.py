@@ -185,10 +185,14 @@ def test_the_report_links_to_its_own_list_of_records(tmp_path):
         {"text/markdown": "Records: [dense](x.csv)"},
         metadata={record_links.RECORDS: ["dense", "tiles"]},
     )
-    cells = [nbformat.v4.new_code_cell("1", outputs=[output])]
+    markdown, code = nbformat.v4.new_markdown_cell, nbformat.v4.new_code_cell
+    cells = [markdown("# X"), code('f("early")'), markdown("## A"), code('f("host")', outputs=[output])]
+    cells += [markdown("## B"), code("1", outputs=[output])]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "01_x.ipynb")
-    page = chapters.chapter(runner.Run("01_x", tmp_path / "01_x.ipynb", 0.0)).body
-    assert '<a href="index.html#measured-when">dense, tiles</a>' in page and "x.csv" not in page
+    found = chapters.chapter(runner.Run("01_x", tmp_path / "01_x.ipynb", 0.0))
+    assert '<a href="records.html#dense">dense</a>, <a href="records.html#tiles">' in found.body
+    assert "x.csv" not in found.body
+    assert found.places == dict.fromkeys(("host", "dense", "tiles"), ("01_x-a", "A"))  # the first section of each
 
 
 def test_links_to_chapters_lead_to_notebooks():

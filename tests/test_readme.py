@@ -4,6 +4,7 @@ import math
 import re
 import shlex
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -67,12 +68,41 @@ def test_tables_are_those_of_the_records():
     assert {"speed", "claims", "documents"} <= {name for _, name, _ in tables} <= computed.keys()
     assert all(table for _, _, table in tables)
     replaced = replaced_since_the_commit()
-    speed = blocks(summary.README.read_text())["speed"]
+    speed = blocks((summary.GUIDE / "5_speed.md").read_text())["speed"]
     different = [
         f"{name} of {file.name}"
         for file, name, table in tables if name in outdated({"speed": speed, name: table}, computed, replaced=replaced)
     ]  # fmt: skip
     assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.site.summary"
+
+
+def test_the_first_line_has_what_the_package_declares():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pythons = [name.rpartition(" ")[2] for name in project["classifiers"] if ":: 3." in name]
+    (torch_from,) = re.findall(r"torch>=([\d.]+)", " ".join(project["dependencies"]))
+    facts = (f"Version {ropelab.__version__}", f"Python {pythons[0]} to {pythons[-1]}", f"torch {torch_from} or newer")
+    assert " · ".join((*facts, project["license"])) in summary.README.read_text().splitlines()
+
+
+def test_a_table_has_the_times_of_the_records():
+    gpus = ["nvidia-h200", "nvidia-h100-80gb-hbm3"]
+    frames = {study: [records.load(study, gpu=gpu).frame for gpu in gpus] for study in ("paged_cache", "projection")}
+    cells = [line.split("|")[1:-1] for line in summary.README.read_text().splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line] for line in cells]
+
+    def expected(study: str, spec: str, column: str, **where) -> str:
+        for name, value in where.items():
+            frames[study] = [frame[frame[name] == value] for frame in frames[study]]
+        return " / ".join(format(frame[column].item(), spec) for frame in frames[study])
+
+    (row,) = (line for line in cells if line[:4] == ["rotation, cache", "4,096", "32 + 16 x 128", "float8_e4m3fn"])
+    assert row[5] == "" and row[6] == expected(
+        "paged_cache", ".1f", "median_us", operation="rotation, cache", cache="float8_e4m3fn", contender="FlashInfer"
+    )
+    (row,) = (line for line in cells if line[0] == "8,192")
+    assert row[3] == expected(
+        "projection", ".2f", "over_product", tokens=8192, inputs=4096, q_heads=32, contender="quack with the rotation"
+    )
 
 
 def test_the_figure_is_that_of_the_record():

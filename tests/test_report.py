@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from urllib.parse import urlencode
 
@@ -98,7 +99,7 @@ def test_a_failing_cell_is_named_and_the_rest_is_kept(study):
     executed = nbformat.read(runs[1].path, as_version=4)
     assert any("so far" in str(cell.get("outputs")) for cell in executed.cells)
     head = page[: page.index('id="story"')]
-    assert "1 of 2 notebooks failed" in head and "cell 3: ZeroDivisionError: division by zero" in head
+    assert "02_bad stopped in cell 3: ZeroDivisionError: division by zero" in head and "01_good stopped" not in head
 
 
 def test_a_dead_kernel_is_a_failure_of_its_cell(tmp_path, study):
@@ -114,23 +115,55 @@ def test_an_unknown_parameter_is_refused(study):
         runner.run_notebook(study[0] / "01_good.ipynb", study[0] / "other", {"sise": 4})
 
 
-def test_the_first_page_tells_the_headlines_with_their_figures(study):
+def test_the_first_page_leads_to_the_guide_then_tells_the_headlines_with_their_figures(study):
     folder, _, _, page = study
-    story = page[page.index('id="story"') : page.index('id="claims"')]
+    soup = BeautifulSoup(page, "html.parser")
+    heads = [head["id"] for head in soup.select("main h2")]
+    assert heads == ["use-it", "findings", "book", "court", "reference"]
+    assert heads[:1] + heads[2:] == [link["href"].partition("#")[2] for link in soup.select(".bar a:not(.home)")]
+    rows = [[link["href"] for link in row.select("a")] for row in soup.select("main .cards")]
+    assert rows == [[link["href"] for link in part.select("li > a")] for part in soup.select("nav > ul")]
+    assert rows[0][:5] == ["1_library.html", "2_models.html", "3_drop_ins.html", "serve.html", "4_verify.html"]
+    assert rows[1][:2] == ["01_good.html", "02_bad.html"] and rows[2][0] == "ledger.html"
+    assert sum(rows, []) == list(dict.fromkeys(sum(rows, []))) and "ropelab.html" in rows[3]
+    assert not soup.select("details, main section section > ul")  # nothing that makes the page long
+    story = page[page.index('id="story"') : page.index('id="book"')]
     assert "1 main finding<" in story and re.search(r"the size <math.*</math> is 7", story)
     figure = re.search(r'<img src="(assets/01_good-\d+\.svg)" alt="the size n is 7"', story)
     assert (folder / "build" / "report" / figure[1]).read_text().startswith("<svg")
-    assert "a smaller finding" not in story and "a smaller finding" in page
+    assert "a smaller finding" not in page
+    assert "a smaller finding" in (folder / "build" / "report" / "findings.html").read_text()
 
 
-def test_the_first_page_has_every_claim(study):
-    page = study[3]
-    claims = load_claims()
-    about = r'data-document="([^"]+)" data-outcome="[^"]+" data-basis="[^"]+"'
-    rows = re.findall(rf'<tr role="row" id="([^"]+)" {about}>', page)
-    assert [identifier for identifier, _ in rows] == [claim.id for claim in claims]
-    assert {name for _, name in rows} == {document.name for document in documents()}
-    assert f"{len(claims)} claims and their outcomes" in page
+def test_a_claim_is_one_line_that_opens_with_links_to_its_quote_its_records_and_its_section(study):
+    soup = BeautifulSoup((study[0] / "build" / "report" / "ledger.html").read_text(), "html.parser")
+    found, claims = soup.select("details.claim"), load_claims()
+    assert [one.dl["id"] for one in found] == [one.select_one("summary .id").text for one in found]
+    assert [one.dl["id"] for one in found] == [claim.id for claim in claims]
+    assert [one["data-document"] for one in found] == [claim.document for claim in claims]
+    assert soup.h1.text == f"{len(claims)} claims and their outcomes"
+    recorded, urls = set(), {document.name: document.url for document in documents()}
+    for one, claim in zip(found, claims, strict=True):
+        links = [link["href"] for link in one.select("dl a")]
+        assert one.select(".badge") and not one.select("summary a, [open]")
+        assert links[0].startswith(f"{urls[claim.document]}#:~:text=") and links[-1] == f"#{claim.id}"
+        recorded |= {link for link in links if link.startswith("records.html#")}
+    assert {"records.html#te_kernels", "records.html#sglang_grids"} & recorded
+
+
+def test_a_claim_links_to_the_section_that_shows_its_evidence(study):
+    def chapter(name, places):
+        return replace(good, name=name, places={key: (f"{name}-{place}", place) for key, place in places.items()})
+
+    good = chapters.chapter(study[1][0])
+    book = chapter("05_speed", {"dense": "cells", "deepspeed": "never"})
+    court = chapter("14_deepspeed", {"deepspeed": "claims", "table": "times"})
+    for every in ([book, court], [court, book]):
+        assert report._sections(every, "deepspeed", ["dense", "table", "table", "lost"]) == [
+            ("05_speed.html#05_speed-cells", "cells"), ("14_deepspeed.html#14_deepspeed-times", "times"),
+        ]  # fmt: skip
+        assert report._sections(every, "deepspeed", ["lost"]) == [("14_deepspeed.html#14_deepspeed-claims", "claims")]
+    assert report._sections([], "deepspeed", ["dense"]) == []
 
 
 def test_a_ledger_that_fails_hides_no_other(monkeypatch):
@@ -177,7 +210,7 @@ class Links(HTMLParser):
 def test_every_link_of_the_site_leads_somewhere_and_none_needs_a_network(study):
     site = study[0] / "build" / "report"
     pages = {path.name: Links(path.read_text()) for path in site.glob("*.html")}
-    assert {"index.html", "01_good.html", "02_bad.html", "ropelab.html"} <= pages.keys()
+    assert {"index.html", "ledger.html", "records.html", "01_good.html", "02_bad.html", "ropelab.html"} <= pages.keys()
     for name, page in pages.items():
         for tag, address in page.links:
             if address.startswith(("https://", "http://")):
@@ -200,7 +233,12 @@ def test_the_search_knows_sections_claims_and_names(study):
     by_url = {url: (page, title, text) for url, page, title, text in rows}
     assert len(by_url) == len(rows)
     assert by_url["01_good.html#01_good-a-section"][1] == "A section"
-    assert all(f"index.html#{claim.id}" in by_url for claim in load_claims())
+    assert all(by_url[f"ledger.html#{claim.id}"][1] == claim.id for claim in load_claims())
+    assert by_url["records.html#dense"][1] == "dense"
+    assert (
+        by_url["1_library.html#1_library-install"][1] == "Install"
+        and "gpt_oss" in by_url["2_models.html#2_models-which-models"][2]
+    )
     assert "Rotary position embedding" in by_url["ropelab.html#apply_rope"][2]
 
 
@@ -243,7 +281,11 @@ def test_every_public_module_has_a_page_of_the_reference():
     assert {"ropelab", "ropelab.conformance"} <= set(public) <= set(reference.MODULES)
     pages = reference.references()
     assert [page.title for page in pages] == list(reference.MODULES)
-    assert all(page.text and page.names and all(name.text for name in page.names) for page in pages)
+    for page in pages:
+        soup = BeautifulSoup(page.body, "html.parser")
+        assert page.sections and [name for name, _ in page.sections] == [head["id"] for head in soup.select("h2")]
+        first = [soup.h1.find_next_sibling(), *(head.find_next_siblings()[1] for head in soup("h2"))]
+        assert {text.name for text in first} == {"p"}
 
 
 def test_a_module_that_cannot_be_imported_is_read_as_source():
@@ -251,10 +293,9 @@ def test_a_module_that_cannot_be_imported_is_read_as_source():
         (reference.from_source, "ropelab.interop.deepspeed"),
         (reference.reference, importlib.import_module("ropelab.interop.deepspeed")),
     ))  # fmt: skip
-    assert (page.page, page.text) == (imported.page, imported.text)
-    assert {(name.name, name.kind, name.text) for name in page.names} == {
-        (name.name, name.kind, name.text) for name in imported.names
-    }
+    signatures = r"<pre>(\w+ \w+).*?</pre>"
+    read, ran = (re.sub(signatures, r"\1", one.body, flags=re.DOTALL) for one in (page, imported))
+    assert (page.page, page.sections, read) == (imported.page, imported.sections, ran)
 
 
 def test_names_have_their_docstrings():
@@ -263,8 +304,7 @@ def test_names_have_their_docstrings():
     )
     assert "<dt>a, b</dt><dd>two numbers</dd><dt>c</dt><dd>one</dd>" in text and "<h3>Raises</h3>" in text
     page = reference.reference(ropelab)
-    assert [name.name for name in page.names] == [n for n in ropelab.__all__ if callable(getattr(ropelab, n))]
-    assert all(name.text for name in page.names)
+    assert [name for name, _ in page.sections] == [n for n in ropelab.__all__ if callable(getattr(ropelab, n))]
 
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -272,17 +312,28 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a Chromium")
 def test_a_browser_filters_claims_and_finds_words(study, tmp_path):
-    page = study[0] / "build" / "report" / "index.html"
+    page = study[0] / "build" / "report" / "ledger.html"
     document = documents()[0]
     inside = [claim.id for claim in load_claims() if claim.document == document.name]
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
-    query = urlencode({"document": document.name, "q": "apply_rope"})
-    dom = subprocess.run([*command, f"{page.as_uri()}?{query}"], capture_output=True, text=True, timeout=60).stdout
-    soup = BeautifulSoup(dom, "html.parser")
-    shown = [row["id"] for row in soup.select("table.ledger tbody tr") if not row.has_attr("hidden")]
-    assert shown == inside
+
+    def opened(**query):
+        address = f"{page.as_uri()}?{urlencode(query)}"
+        dom = subprocess.run([*command, address], capture_output=True, text=True, timeout=60).stdout
+        return BeautifulSoup(dom, "html.parser")
+
+    soup = opened(document=document.name)
+    assert [one.dl["id"] for one in soup.select("details.claim:not([hidden])")] == inside
     assert f"{len(inside)} of {len(load_claims())} claims" in soup.select_one(".filters output").text
-    assert "ropelab.html#apply_rope" in [link["href"] for link in soup.select("#found a")]
+    for words, first in {
+        "rope_and_cache": "ropelab.html#rope_and_cache",  # its exact name, before names that contain it
+        "RotaryEmbedding": "ropelab.html#RotaryEmbedding",
+        "interop.vllm": "ropelab.interop.vllm.html",
+        "install": "1_library.html#1_library-install",
+        "gpt-oss": "2_models.html#2_models-which-models",
+        "TE-03": "ledger.html#TE-03",
+    }.items():
+        assert opened(q=words).select_one("#found a")["href"] == first, words
 
 
 @pytest.mark.parametrize(

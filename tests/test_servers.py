@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -44,7 +45,8 @@ def stub(monkeypatch):
 
     monkeypatch.setattr(servers.Engine, "__init__", started)
     monkeypatch.setattr(servers.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(servers, "REPEATS", dict.fromkeys(servers.STEPS, 4) | {"decode 16": 8})
+    repeats = dict.fromkeys(servers.STEPS, 4) | {"decode 16": 8}
+    monkeypatch.setattr(servers, "TINY", replace(servers.TINY, repeats=repeats))
     return broken
 
 
@@ -203,6 +205,12 @@ def test_the_guides_times_are_those_of_the_record(measured, step):
     for engine in (STOCK, FUSED):
         shown.append("{:.3f} [{:.3f}, {:.3f}]".format(*servers.ratio(measured, "Qwen3 4B", step, engine)))
     assert f"| {' | '.join([TIMES[step], *shown, str(times.repeat.nunique())])} |\n" in PAGE
+
+
+def test_readmes_gain_is_that_of_the_record(measured):
+    gains = [100 * (servers.ratio(measured, "Qwen3 4B", step, STOCK)[0] - 1) for step in servers.DECODE]
+    sentence = f"each token of Qwen3 4B {min(gains):.1f} to {max(gains):.1f}% faster"
+    assert sentence in " ".join((records.ROOT / "README.md").read_text().split())
 
 
 def test_the_guides_kernels_are_those_of_the_record(measured):

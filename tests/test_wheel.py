@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 import ropelab
 from tests.environments import ROOT, environment, run
@@ -143,6 +144,18 @@ def test_the_wheel_holds_the_library_alone(wheel):
     assert wheel.name.startswith(f"ropelab-{ropelab.__version__}-")
 
 
+def test_the_description_links_to_files_of_the_repository(wheel):
+    (metadata,) = (text.decode() for name, text in contents(wheel).items() if name.endswith("/METADATA"))
+    links = re.findall(r"\]\(([^)#]+)|(?:src|srcset)=\"([^\"]+)", metadata)
+    repository = PROJECT["urls"]["Repository"]
+    for link in (a or b for a, b in links):
+        assert link.startswith("https://"), link
+        if link.startswith(f"{repository}/"):
+            kind, branch, path = link.removeprefix(f"{repository}/").split("/", 2)
+            assert kind in ("blob", "raw") and branch == "main" and (ROOT / path).exists(), link
+    assert sum(f"{repository}/blob/main/ropelab/study/site/guide/" in a for a, _ in links) > 5
+
+
 def test_the_library_names_nothing_that_only_a_checkout_has(wheel):
     lines = [
         f"{name}:{number}: {line.strip()}"
@@ -162,7 +175,9 @@ def test_the_library_works_with_its_requirements_alone(installed, tmp_path):
     code = USE.format(environment=str(python.parents[1]), modules=sorted(modules))
     run(python, "-c", code, cwd=elsewhere)
     said = run(python.with_name("ropelab"), "verify", "--help", cwd=elsewhere, expect=2)
-    assert said.endswith("pip install 'ropelab[cli]'\n") and "Traceback" not in said
+    assert said.endswith("pip install rich typer, the extra 'ropelab[cli]'\n") and "Traceback" not in said
+    said = run(python.with_name("ropelab"), "--version", cwd=elsewhere)
+    assert said.startswith(f"ropelab {ropelab.__version__} (torch {torch.__version__.partition('+')[0]}")
 
 
 def test_the_command_works_with_its_extra_alone(installed, tmp_path):

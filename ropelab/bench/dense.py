@@ -8,7 +8,7 @@ import pandas as pd
 from ropelab.bench import in_parts, peers, timing
 from ropelab.bench.compare import compare, progress
 from ropelab.bench.peers import quack
-from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, FEW_TOKENS_CELLS, FORMATS, Cell
+from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, FEW_TOKENS_CELLS, FORMATS, LENGTHS, Cell
 from ropelab.layout.pairing import LAYOUTS
 
 ROUNDS = 12
@@ -45,6 +45,16 @@ def few_tokens(*, smoke: bool = False) -> pd.DataFrame:
     """Time one to eight tokens. Columns: the columns of `compare`, and bar."""
     cells = FEW_TOKENS_CELLS[-1:] if smoke else FEW_TOKENS_CELLS
     return _cells(cells, _ANY_FORMAT, SMOKE_ROUNDS if smoke else FEWER_ROUNDS)
+
+
+def lengths(*, smoke: bool = False) -> pd.DataFrame:
+    """Time one sequence of many lengths, forward. Columns: the columns of `compare`."""
+    chosen = tuple(peer for peer in peers.PEERS if peer.name in ("ropelab", "hf_compiled", "liger", "flash_attn"))
+    frames = [
+        compare(shape, chosen, rounds=SMOKE_ROUNDS if smoke else ROUNDS)
+        for shape in progress(LENGTHS[:1] if smoke else LENGTHS, lambda shape: shape.name)
+    ]
+    return pd.concat(frames, ignore_index=True)
 
 
 def _of_all_peers(cells: Iterable[Cell], rounds: int) -> pd.DataFrame:

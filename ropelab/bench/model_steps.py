@@ -6,6 +6,7 @@ the layers take most of the time. Every model runs in several ways:
 - "Transformers": as it is
 - "ropelab": after `ropelab.interop.huggingface.patch`
 - "ropelab with norms": after ``patch(model, qk_norm=True)``, where the model normalizes q and k
+- "ropelab with projection": after ``patch(model, projection=True)``, where the model projects and then rotates
 - "no rotation": q and k pass unchanged, which no rotation can beat
 """
 
@@ -25,7 +26,8 @@ from ropelab.interop.huggingface.model import rotation_functions
 from ropelab.interop.patch import Patch
 
 PLAIN, OURS, NORMS, NONE = "Transformers", "ropelab", "ropelab with norms", "no rotation"
-WAYS = (PLAIN, OURS, NORMS, NONE)
+PROJECTION = "ropelab with projection"
+WAYS = (PLAIN, OURS, NORMS, PROJECTION, NONE)
 TRAINING, PREFILL, DECODE, DENOISING = "training step", "prefill", "decode", "denoising step"
 VOCABULARY = 1024
 BATCH, TOKENS, DECODED, CONTEXT = 2, 4096, 8, 1000
@@ -106,13 +108,13 @@ def in_way(way: str, model: torch.nn.Module) -> contextlib.AbstractContextManage
     if way == PLAIN:
         return contextlib.nullcontext()
     if type(model).__module__.startswith("diffusers."):
-        if way == NORMS:
-            raise ValueError("the patch for diffusers rotates, and does not normalize")
+        if way in (NORMS, PROJECTION):
+            raise ValueError("the patch for diffusers rotates, and does nothing else")
         functions = dict(diffusers.rotation_functions(model))
         return diffusers.patch(model) if way == OURS else Patch(dict.fromkeys(functions, _one_unrotated))
     if way == NONE:
         return Patch(dict.fromkeys(dict(rotation_functions(model)), _unrotated))
-    return patch(model, qk_norm=way == NORMS)
+    return patch(model, qk_norm=way == NORMS, projection=way == PROJECTION)
 
 
 def _unrotated(q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:

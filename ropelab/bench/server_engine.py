@@ -21,13 +21,14 @@ BATCHES = 1, 16, 64
 _NO_NETWORK = {
     "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_PLUGINS": "ropelab",
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # the process of each of several GPUs has the plugin and the weights
 }  # fmt: skip
 
 
 class Engine:
     """A model with random weights in vLLM's engine, in this process."""
 
-    def __init__(self, engine: str, config: dict[str, Any], backend: str, cache_gib: float, folder: str):
+    def __init__(self, engine: str, config: dict[str, Any], backend: str, cache_gib: float, gpus: int, folder: str):
         os.environ |= _NO_NETWORK | {"VLLM_CACHE_ROOT": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "ROPELAB_DISABLE": str(int(engine != OURS))}
         import torch
@@ -49,7 +50,7 @@ class Engine:
             kv_cache_memory_bytes=int(cache_gib * 2**30), gpu_memory_utilization=0.02, max_model_len=10240,
             max_num_batched_tokens=8192, max_num_seqs=max(BATCHES), enable_prefix_caching=True, seed=0,
             dtype="float32" if engine == EXACT else "bfloat16", disable_log_stats=True,
-            compilation_config=compilation, logprobs_mode="raw_logits",
+            compilation_config=compilation, logprobs_mode="raw_logits", tensor_parallel_size=gpus,
         )  # fmt: skip
         self.vocabulary = config["vocab_size"]
         self.versions = {"vllm": vllm.__version__, "torch": torch.__version__}

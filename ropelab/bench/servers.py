@@ -11,14 +11,14 @@ import select
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from ropelab.bench import timing
 from ropelab.bench.server_engine import BATCHES, FUSED, OURS, STOCK
@@ -33,8 +33,10 @@ REPEATS = {"decode 1": 32, "decode 16": 32, "decode 64": 16, "prefill 8192": 6}
 """So many repeats show a difference of 3% in nine of ten runs: ``pi / 2 * ((1.96 + 1.28) * s / 0.03)^2`` for a median.
 
 ``s`` is the deviation of the logarithm of a ratio within a repeat: 0.041, 0.040, 0.027 and 0.016 for Qwen3 4B in the
-record of 2026-11-25. That run had up to 141 repeats, and timed the other models too.
+record of 2026-11-25. That run had up to 141 repeats.
 """
+FEW_LAYERS = {"prefill 8192": 16}
+"""The repeats where a model has few layers: the host takes longer for a step of its decoding than the kernels do."""
 TOKENS = {"count": 32, "length": 64, "new": 256, "seed": 7}
 _START_SECONDS, _ANSWER_SECONDS = 300, 120
 
@@ -47,17 +49,18 @@ class Model:
         config: the entries of its config.json besides `_COMMON`.
         engines: the engines to compare.
         backend: vLLM's backend of attention.
-        seconds: the most seconds that its timings may take; 0 for no timings. With few layers the host takes longer for
-            a step of decoding than the kernels; whether a prefill gains there is not decided.
+        repeats: the steps that are timed, each with the number of its repeats.
         cache_gib: the GiB of its cache of keys and values; 8,192 tokens must fit.
+        gpus: the GPUs that share its heads (tensor parallelism). With several, kernels and memory are not recorded.
     """
 
     name: str
     config: Mapping[str, Any]
     engines: tuple[str, ...] = (STOCK, OURS)
     backend: str = "TRITON_ATTN"
-    seconds: float = 0
+    repeats: Mapping[str, int] = field(default_factory=FEW_LAYERS.copy)
     cache_gib: float = 1
+    gpus: int = 1
 
     @property
     def layers(self) -> int:
@@ -89,7 +92,7 @@ _LATENT = {
 _WITH_NORM = STOCK, FUSED, OURS
 GROUPS: tuple[tuple[Model, ...], ...] = (
     (
-        Model("Qwen3 4B", _QWEN3 | _sizes(2560, 9728, 36, 32, 8, 128), _WITH_NORM, seconds=60, cache_gib=2),
+        Model("Qwen3 4B", _QWEN3 | _sizes(2560, 9728, 36, 32, 8, 128), _WITH_NORM, repeats=REPEATS, cache_gib=2),
     ),
     (
         Model("DeepSeek-V3, 16 of 128 heads, 4 dense layers", {
@@ -110,13 +113,18 @@ GROUPS: tuple[tuple[Model, ...], ...] = (
             "partial_rotary_factor": 0.5, "attention_bias": True,
         }),
     ),
+    (
+        Model("Qwen3 4B, 4 layers, 2 GPUs", _QWEN3 | _sizes(2560, 9728, 4, 32, 8, 128), gpus=2),
+    ),
 )  # fmt: skip
 """The models whose engines start together, group by group."""
-TINY = Model("tiny Qwen3", _QWEN3 | _sizes(512, 1024, 2, 8, 2, 64), _WITH_NORM, seconds=3)
+TINY = Model("tiny Qwen3", _QWEN3 | _sizes(512, 1024, 2, 8, 2, 64), _WITH_NORM, repeats=dict.fromkeys(STEPS, 2))
 
 
 def servers(*, smoke: bool = False) -> Iterator[pd.DataFrame]:
     """Measure every model in every engine, and yield the table after each part of a model. Needs vLLM.
+
+    A model for more GPUs than there are is left out.
 
     Columns: model, backend, engine, step, quantity, repeat, value, unit, kernels, status. Quantities:
 
@@ -133,11 +141,11 @@ def servers(*, smoke: bool = False) -> Iterator[pd.DataFrame]:
     if importlib.util.find_spec("vllm") is None:
         raise Unavailable("vllm is not installed")
     rows: list[dict[str, Any]] = []
-    gpu_bytes = 0
+    gpus, gpu_bytes = max(1, torch.cuda.device_count()), 0
     for models in ((TINY,),) if smoke else GROUPS:
         with tempfile.TemporaryDirectory() as folder:
             reserved = 0
-            started = [(model, start(model, Path(folder))) for model in models]
+            started = [(model, start(model, Path(folder))) for model in models if model.gpus <= gpus]
             try:
                 for model, engines in started:
                     for found in of_model(model, engines):
@@ -210,7 +218,7 @@ def start(model: Model, folder: Path) -> dict[str, Engine]:
         own.mkdir()
         spec = {
             "engine": engine, "config": {**_COMMON, **model.config},
-            "backend": model.backend, "cache_gib": model.cache_gib, "folder": str(own),
+            "backend": model.backend, "cache_gib": model.cache_gib, "gpus": model.gpus, "folder": str(own),
         }  # fmt: skip
         command = [sys.executable, "-m", "ropelab.bench.server_engine", json.dumps(spec)]
         started[engine] = Engine(command, Path(f"{own}.txt"))
@@ -235,7 +243,7 @@ def of_model(model: Model, engines: Engines) -> Iterator[list[dict[str, Any]]]:
         except RuntimeError as error:
             failed.append(about | {"engine": name, "quantity": "start", "status": timing.failure(error)})
     yield failed
-    parts = (_launches, _tokens, _memory, *([_times] if model.seconds else []))
+    parts = (_launches, _tokens, _memory, _times) if model.gpus == 1 else (_tokens, _times)
     for part in parts if STOCK in ready else ():
         rows = []
         try:
@@ -332,20 +340,18 @@ def _memory(model: Model, engines: Engines) -> Iterator[dict[str, Any]]:
 
 def _times(model: Model, engines: Engines) -> Iterator[dict[str, Any]]:
     """The steps of a repeat are spread evenly over the run, and the first engine of a repeat changes."""
-    order, most = list(engines), max(REPEATS.values())
+    order, most = list(engines), max(model.repeats.values())
+    prompts = {step: STEPS[step] for step in model.repeats}
     for name in order:
-        for seed, prompts in enumerate(STEPS.values(), 10):
-            engines[name].do("timed", **prompts, seed=seed)
-    began, done = time.monotonic(), dict.fromkeys(STEPS, 0)
+        for seed, each in enumerate(prompts.values(), 10):
+            engines[name].do("timed", **each, seed=seed)
+    done = dict.fromkeys(prompts, 0)
     for turn in range(most):
-        if time.monotonic() - began > model.seconds:
-            print(f"    {model.name}: {done} repeats in {model.seconds:g} s", flush=True)
-            break
-        for number, (step, prompts) in enumerate(STEPS.items()):
-            if done[step] * most <= turn * REPEATS[step]:
+        for number, (step, each) in enumerate(prompts.items()):
+            if done[step] * most <= turn * model.repeats[step]:
                 order.append(order.pop(0))
                 for name in order:
-                    answer = engines[name].do("timed", **prompts, seed=1000 + len(STEPS) * turn + number)
+                    answer = engines[name].do("timed", **each, seed=1000 + len(STEPS) * turn + number)
                     value = answer["step" if step in DECODE else "call"]
                     row = {"quantity": "time", "repeat": done[step], "value": value, "unit": "us"}
                     yield {"engine": name, "step": step, **row}

@@ -6,7 +6,7 @@ from ropelab.bench.cache_tile_sweep import one_pass_tiles
 from ropelab.bench.cached_keys import cached_keys
 from ropelab.bench.conformance import conformance
 from ropelab.bench.decode_chain import decode_chain
-from ropelab.bench.dense import deepspeed_table, dense, few_tokens, formats
+from ropelab.bench.dense import deepspeed_table, dense, few_tokens, formats, lengths
 from ropelab.bench.host import host
 from ropelab.bench.latent_attention import latent_attention
 from ropelab.bench.latent_tiles import latent_tiles
@@ -33,6 +33,8 @@ STUDIES: dict[str, Study] = {
     "formats": Study(formats, gpu_gib=8, timed_gib=15, wide=True),
     "packed": Study(packed, gpu_gib=4, timed_gib=19),
     "few_tokens": Study(few_tokens, gpu_gib=1, timed_gib=1),
+    # With 131,072 tokens q and k take 1.3 GB, and each contender keeps results of this size.
+    "lengths": Study(lengths, gpu_gib=16, timed_gib=16, wide=True),
     "qk_norm": Study(qk_norm, gpu_gib=11, timed_gib=11),
     # With 4,096 tokens a set of all features of q of latent attention takes 1 GiB.
     "paged_cache": Study(paged_cache, gpu_gib=7, timed_gib=15),

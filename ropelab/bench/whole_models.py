@@ -39,6 +39,7 @@ from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.bench.study import GIB
 
 LOSS = "loss"
+_TIME = {"quantity": "time", "unit": "ms"}
 ROUNDS, LOSSES, LEARNING_RATE = 10, 100, 1e-4
 _LEAST_MS = 50.0
 """A way is called in a round until its calls have taken this time together."""
@@ -54,8 +55,8 @@ def whole_models(*, smoke: bool = False, device: torch.device | str = "cuda") ->
 
     Returns:
         A row for each value. Columns: model, mode (``"eager"`` or ``"compiled"``), way, step, quantity (``"time"``,
-        ``"launches"``, ``"peak memory"`` or ``"loss"``), place (the number of the training step of a loss, else 0),
-        value, unit, status (``"ok"``, or why there is no value).
+        ``"launches"``, ``"peak memory"`` or ``"loss"``), place (the number of the round of a time, or of the training
+        step of a loss, else 0), value, unit, status (``"ok"``, or why there is no value).
     """
     columns = ["model", "mode", "way", "step", "quantity", "place", "value", "unit", "status"]
     if timing.is_stopped():  # there is nothing to compile ahead: every step is called before it is timed
@@ -149,14 +150,14 @@ def _eager(model: torch.nn.Module, smoke: bool) -> Iterator[dict[str, Any]]:
                     yield row | {"step": step, "quantity": "time", "unit": "ms", "status": timing.failure(error)}
         model.zero_grad(set_to_none=True)
     for (way, step), found in _in_rounds(model, works, smoke).items():
-        row = {"mode": "eager", "way": way, "place": 0, "status": "ok", "step": step}
-        yield row | {"quantity": "time", "value": statistics.median(found), "unit": "ms"}
+        row = {"mode": "eager", "way": way, "status": "ok", "step": step}
+        yield from (row | {"place": place, **_TIME, "value": ms} for place, ms in enumerate(found))
 
 
 def _in_rounds(
     model: torch.nn.Module, works: Collection[tuple[str, str]], smoke: bool
 ) -> dict[tuple[str, str], list[float]]:
-    """Way and step -> the milliseconds of each call."""
+    """Way and step -> the milliseconds of a call, the median of each round."""
     ways = [way for way in WAYS if any(way == other for other, _ in works)]
     calls = {}
     for way in ways:
@@ -171,7 +172,7 @@ def _in_rounds(
             with in_way(way, model):
                 for key, call in calls.items():
                     if key[0] == way:
-                        samples[key] += _milliseconds(call)
+                        samples[key].append(statistics.median(_milliseconds(call)))
         model.zero_grad(set_to_none=True)
     return samples
 
@@ -187,8 +188,8 @@ def _compiled(model: torch.nn.Module) -> Iterator[dict[str, Any]]:
                 turns.give_way()
                 try:
                     yield from _resources(model, call, row)
-                    found = [ms for _ in range(ROUNDS) for ms in _milliseconds(call)]
-                    yield row | {"quantity": "time", "value": statistics.median(found), "unit": "ms"}
+                    for place in range(ROUNDS):
+                        yield row | {"place": place, **_TIME, "value": statistics.median(_milliseconds(call))}
                 except Exception as error:
                     yield row | {"quantity": "time", "unit": "ms", "status": timing.failure(error)}
         model.zero_grad(set_to_none=True)

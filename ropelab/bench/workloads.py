@@ -199,6 +199,9 @@ FORMATS = (("sbhd", "contiguous"), ("bhsd", "contiguous"), ("bshd", "qkv"))
 
 FEW_TOKENS_CELLS = tuple(_cell(1 / 1.2, 1, tokens, 32, 8, 128, first_position=1000) for tokens in (1, 2, 4, 8))
 
+LENGTHS = tuple(_cell(0, 1, n, 32, 8, 128).workload for n in (16, 64, 256, 1024, 4096, 16_384, 65_536, 131_072))
+"""One sequence of Llama 3's heads, up to the longest context of Llama 3.1."""
+
 DEEPSPEED_CELLS = tuple(
     Workload(f"1x32x{seq_len}x128", 1, seq_len, 32, 0, 128, 128, dtype, "split_half", "bhsd", direction)
     for dtype in (torch.bfloat16, torch.float32)

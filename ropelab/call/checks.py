@@ -13,7 +13,15 @@ from ropelab.call.memory import Named, check_disjoint
 from ropelab.call.where import Options, Where
 from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION
 from ropelab.layout.pairing import MOST_FEATURES, check_layout
-from ropelab.layout.seq_format import SEQ_AXIS, check_seq_format, rank, to_bshd
+from ropelab.layout.seq_format import (
+    SEQ_AXIS,
+    check_heads,
+    check_seq_format,
+    likely_format,
+    likely_swapped,
+    rank,
+    to_bshd,
+)
 
 
 def check_rope_arguments(q: torch.Tensor, k: torch.Tensor | None, where: Where) -> None:
@@ -27,14 +35,13 @@ def check_rope_arguments(q: torch.Tensor, k: torch.Tensor | None, where: Where) 
     check_layout(options.layout)
     check_layout(options.out_layout, "out_layout")
     check_seq_format(options.seq_format)
-    heads = (rank(options.seq_format),), f"{options.seq_format} of rank {rank(options.seq_format)}"
-    check_tensor("q", q, *heads)
+    check_heads("q", q, options.seq_format)
     if not isinstance(angles, Frequencies):
         _check_ranks(angles, options)
     shape = to_bshd(q, options.seq_format).shape
     if k is not None:
-        check_tensor("k", k, *heads)
-        _check_key(q, k, shape, to_bshd(k, options.seq_format).shape)
+        check_heads("k", k, options.seq_format)
+        _check_key(q, k, shape, to_bshd(k, options.seq_format).shape, options.seq_format)
     if isinstance(angles, Frequencies):
         _check_frequencies(q, shape, angles.numbers, options)
     else:
@@ -56,7 +63,7 @@ def check_places(q: torch.Tensor, where: Where) -> None:
         return
     seq_len = q.shape[SEQ_AXIS[options.seq_format]]
     if positions is None:
-        check_first_position(first_position, seq_len, angles)
+        check_first_position(first_position, q, options.seq_format, angles)
     else:
         read = positions if options.axes is None else positions[sorted(set(options.axes))]
         check_positions(read, seq_len, angles, options.offsets)
@@ -70,12 +77,18 @@ def checked_axes(options: Options) -> tuple[int, ...]:
     return axes
 
 
-def check_first_position(first_position: int, seq_len: int, angles: Angles) -> None:
-    """Raise ValueError unless there is a row for each of ``seq_len`` positions from ``first_position`` on."""
-    rows = angles.position_count
-    if first_position + seq_len > rows:
+def check_first_position(first_position: int, q: torch.Tensor, seq_format: str, angles: Angles) -> None:
+    """Raise ValueError unless there is a row for the position of each token of q, from ``first_position`` on."""
+    rows, tokens = angles.position_count, q.shape[SEQ_AXIS[seq_format]]
+    if first_position + tokens > rows:
         start = f" from {first_position} on" if first_position else ""
-        raise ValueError(f"{angles.name}: expected a row for each of {seq_len} positions{start}, got {rows} rows")
+        hint = likely_format("q", seq_format, lambda other: _tokens(q, other) == rows - first_position)
+        raise ValueError(f"{angles.name}: expected a row for each of {tokens} positions{start}, got {rows} rows{hint}")
+
+
+def _tokens(q: torch.Tensor, seq_format: str) -> int | None:
+    """The number of tokens of a sequence of q as another format counts them; None for another number of axes."""
+    return q.shape[SEQ_AXIS[seq_format]] if q.ndim == rank(seq_format) else None
 
 
 def check_positions(positions: torch.Tensor, seq_len: int, angles: Angles, offsets: bool) -> None:
@@ -200,13 +213,14 @@ def _check_ranks(tables: Tables, options: Options) -> None:
         check_tensor(name, table, (2,) if options.seq_format == "thd" else (2, 3), expected)
 
 
-def _check_key(q: torch.Tensor, k: torch.Tensor, q_shape: torch.Size, k_shape: torch.Size) -> None:
+def _check_key(q: torch.Tensor, k: torch.Tensor, q_shape: torch.Size, k_shape: torch.Size, seq_format: str) -> None:
     if k.dtype != q.dtype:
         raise TypeError(f"k: expected q's dtype {dtype_name(q.dtype)}, got {dtype_name(k.dtype)}")
     check_device("k", k, q)
     for axis, what in ((0, "batch size"), (1, "sequence length"), (3, "head_dim")):
         if k_shape[axis] != q_shape[axis]:
-            raise ValueError(f"k: expected q's {what} {q_shape[axis]}, got {k_shape[axis]}")
+            hint = likely_swapped(q, k, seq_format)
+            raise ValueError(f"k: expected q's {what} {q_shape[axis]}, got {k_shape[axis]}{hint}")
 
 
 def _check_tables(q: torch.Tensor, shape: torch.Size, cos: torch.Tensor, sin: torch.Tensor, options: Options) -> None:
@@ -287,6 +301,9 @@ def _check_positions_tensor(q: torch.Tensor, shape: torch.Size, positions: torch
     fits = isinstance(positions, torch.Tensor) and any(tuple(positions.shape) == size for size in sizes)
     if not fits:  # compilers cannot follow the construction of the message
         expected = " or ".join(map(str, dict.fromkeys(sizes)))
-        check_tensor(name, positions, (), expected, POSITION_DTYPES)
+        count = positions.shape[-1] if isinstance(positions, torch.Tensor) and positions.ndim else None
+        fitting = not options.offsets and count is not None
+        hint = likely_format("q", options.seq_format, lambda other: _tokens(q, other) == count) if fitting else ""
+        check_tensor(name, positions, (), expected, POSITION_DTYPES, hint)
     check_tensor(name, positions, (1, 2, 3), "", POSITION_DTYPES)
     check_device(name, positions, q)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import torch
 
-from ropelab.arguments import check_tensor, dtype_name
+from ropelab.arguments import dtype_name
 from ropelab.call.checks import INPLACE, check_rope_arguments
 from ropelab.call.operation import Operation, must_dispatch, operator
 from ropelab.call.where import Where
 from ropelab.kernels.tensors import LatentGradients, LatentTensors, TailTensors
-from ropelab.layout.seq_format import rank
+from ropelab.layout.seq_format import check_heads
 
 
 def run_forward(kv, k_pe, where: Where, copy_value: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,7 +59,7 @@ def check_latent_arguments(given, where: Where, copy_value: bool = True) -> None
     """
     kv, k_pe = given
     (first, end), seq_format = where.options.slice(0), where.options.seq_format
-    check_tensor("kv", kv, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
+    check_heads("kv", kv, seq_format)
     check_rope_arguments(k_pe, None, where._replace(options=where.options._replace(rotary_slice=(0, end - first))))
     heads = [*kv.shape[:-1]]
     heads[seq_format.index("h")] = 1

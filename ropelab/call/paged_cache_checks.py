@@ -14,7 +14,7 @@ from ropelab.call.where import Where
 from ropelab.kernels import Norm
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.kernels.tensors import CacheTensors
-from ropelab.layout.seq_format import rank, to_bshd
+from ropelab.layout.seq_format import check_heads, to_bshd
 
 CACHE_DTYPES = (*DTYPES, *FLOAT8_DTYPES)
 
@@ -87,8 +87,7 @@ def _outputs(t: CacheTensors) -> list[tuple[str, torch.Tensor | None, torch.Tens
 
 
 def _check_value(t: CacheTensors, seq_format: str) -> None:
-    heads = rank(seq_format)
-    check_tensor("v", t.v, (heads,), f"{seq_format} of rank {heads}")
+    check_heads("v", t.v, seq_format)
     if t.v.dtype != t.q.dtype:
         raise TypeError(f"v: expected q's dtype {dtype_name(t.q.dtype)}, got {dtype_name(t.v.dtype)}")
     check_device("v", t.v, t.q)

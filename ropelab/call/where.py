@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ropelab.arguments import check_tensor, integer, integers, sequence
+from ropelab.arguments import integer, integers, sequence
 from ropelab.call.angles import Angles, angles_of
 from ropelab.kernels import Rotation
-from ropelab.layout.seq_format import check_seq_format, rank, to_bshd
+from ropelab.layout.seq_format import check_heads, check_seq_format, to_bshd
 
 
 class Options(NamedTuple):
@@ -169,7 +169,7 @@ def check_one_start(positions: torch.Tensor | None, offsets: int | torch.Tensor)
 
 def _negative_start(x: torch.Tensor, offset: int, seq_format: str) -> torch.Tensor:
     check_seq_format(seq_format)
-    check_tensor("q", x, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
+    check_heads("q", x, seq_format)
     if offset < -(2**63):
         raise ValueError(f"offsets: expected an integer >= -2**63, got {offset}")
     return torch.full(to_bshd(x, seq_format).shape[:1], offset, dtype=torch.int64, device=x.device)

@@ -29,7 +29,7 @@ from ropelab.conformance.inexact import DIVISION_UNITS
 from ropelab.kernels.float8 import SMALLEST_SCALE
 
 RSQRT_UNITS = 4
-"""The relative error of a reciprocal square root in units of float32: the PTX ISA states at most 2^-22.4 for
+"""The relative error of a reciprocal square root in units of float32: the PTX ISA states at most 2^-22.9 for
 ``rsqrt.approx.f32``, and 4 units are 2^-22. A reciprocal square root of float64 is more accurate than 4 units of it."""
 
 

@@ -19,6 +19,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import repeat
+from operator import is_
 from types import ModuleType
 from typing import Any
 
@@ -182,9 +184,10 @@ class Surroundings:
         replaced = {}
         for namespace, ours in self._ours.items():
             now = vars(namespace)
-            for name in [name for name, value in ours.items() if now.get(name, _ABSENT) is not value]:
-                replaced[namespace, name] = now.get(name, _ABSENT)
-                _put(namespace, name, ours[name])
+            if not all(map(is_, map(now.get, ours, repeat(_ABSENT)), ours.values())):  # each call compares thousands
+                for name in [name for name, value in ours.items() if now.get(name, _ABSENT) is not value]:
+                    replaced[namespace, name] = now.get(name, _ABSENT)
+                    _put(namespace, name, ours[name])
             if namespace is torch.Tensor and len(now) > len(ours):  # a new method may hide an inherited method
                 for name in [name for name in now if name not in ours and hasattr(torch._C.TensorBase, name)]:
                     replaced[namespace, name] = now[name]

@@ -34,6 +34,9 @@ class Patch:
         places = [place for place, (_, new) in self._replaced.items() if callable(new)]
         return sorted({f"{getattr(owner, '__name__', type(owner).__name__)}.{name}" for owner, name in places})
 
+    def __repr__(self) -> str:
+        return f"<patch of {', '.join(self.functions) or 'nothing'}>"
+
     def undo(self) -> None:
         """Put the originals back where the replacements still are. A second call does nothing."""
         while self._replaced:

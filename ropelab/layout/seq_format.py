@@ -3,9 +3,11 @@
 The letters of a format name the axes: b = batch, s = sequence, h = heads, d = features of a head, t = tokens.
 """
 
+from collections.abc import Callable
+
 import torch
 
-from ropelab.arguments import choice
+from ropelab.arguments import check_tensor, choice
 
 # The axes that a swap exchanges for bshd, counted from the last axis. Every swap is its own inverse.
 _SWAP_TO_BSHD = {"bshd": (-4, -4), "sbhd": (-4, -3), "bhsd": (-3, -2)}
@@ -27,6 +29,45 @@ def check_seq_format(seq_format: str) -> None:
 def rank(seq_format: str) -> int:
     """The number of axes of a tensor of ``seq_format``."""
     return len(seq_format)
+
+
+def check_heads(name: str, x: torch.Tensor, seq_format: str) -> None:
+    """Check that ``x`` is a floating tensor with the axes of ``seq_format``.
+
+    Raises:
+        TypeError, ValueError: as `ropelab.arguments.check_tensor`.
+    """
+    expected, hint = rank(seq_format), ""
+    if isinstance(x, torch.Tensor) and x.ndim != expected:
+        hint = likely_format(name, seq_format, lambda other: rank(other) == x.ndim)
+    check_tensor(name, x, (expected,), f"{seq_format} of rank {expected}", hint=hint)
+
+
+def likely_format(name: str, seq_format: str, fits: Callable[[str], bool]) -> str:
+    """The end of a message about tensors that do not fit ``seq_format``: the other formats that they fit, or ``""``.
+
+    Args:
+        name: the argument, for the message.
+        fits: whether a call with this format would have been right in the point that the message is about.
+    """
+    others = [other for other in SEQ_FORMATS if other != seq_format and fits(other)]
+    if not others:
+        return ""
+    return f" ({name} looks like {' or '.join(others)}: pass seq_format={' or '.join(map(repr, others))})"
+
+
+def likely_swapped(q: torch.Tensor, k: torch.Tensor, seq_format: str) -> str:
+    """The same for q and k that differ in an axis where ``seq_format`` allows no difference.
+
+    Of another format, q and k differ in the number of heads alone, and each head of k serves as many heads of q.
+    """
+
+    def grouped(other: str) -> bool:
+        heads = other.index("h")
+        alike = all(q.shape[i] == k.shape[i] for i in range(len(other)) if i != heads)
+        return alike and 0 < k.shape[heads] < q.shape[heads] and q.shape[heads] % k.shape[heads] == 0
+
+    return likely_format("q", seq_format, lambda other: rank(other) == q.ndim == k.ndim and grouped(other))
 
 
 def to_bshd(x: torch.Tensor, seq_format: str) -> torch.Tensor:

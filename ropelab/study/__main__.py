@@ -96,12 +96,19 @@ def measure(
     context: typer.Context,
     studies: Annotated[list[str] | None, typer.Argument(help="By default all but the wide sweeps.")] = None,
     smoke: Smoke = False,
+    every: Annotated[bool, typer.Option("--all", help="The wide sweeps as well.")] = False,
 ) -> None:
     """Measure on this GPU and replace its records; with --smoke, write trial records elsewhere."""
+    if every and studies:
+        sys.exit(f"--all: expected no names beside it, got {' '.join(studies)}")
     if not torch.cuda.is_available():
         sys.exit(f"measuring needs a CUDA GPU, and torch {torch.__version__} sees none on this machine")
     if len(studies or ()) != 1:  # one study runs in this process, and nothing should disturb its times
         processes.start_server(MEASURING)
+    if every:
+        from ropelab.study.engine import registered
+
+        studies = list(registered.all_studies())
     take_measurements(context.obj, smoke, studies)
 
 
@@ -120,14 +127,22 @@ def figures(context: typer.Context, gpu: Gpu = "") -> None:
 
 
 @app.command()
-def lab(context: typer.Context) -> None:
-    """Open JupyterLab on the first notebook; links to records work, because the whole checkout is its root."""
+def lab(
+    context: typer.Context,
+    options: Annotated[list[str] | None, typer.Argument(help="Options of JupyterLab, as --ip=0.0.0.0.")] = None,
+) -> None:
+    """Open JupyterLab on the first notebook; links to records work, because the whole checkout is its root.
+
+    Root, the usual user of a container, gets no browser: browsers refuse to run as root.
+    """
     from ropelab.study.engine import runner
 
     first = runner.sources()[0].relative_to(runner.ROOT).as_posix()
-    options = [f"--ServerApp.root_dir={runner.ROOT}", f"--LabApp.default_url=/lab/tree/{first}"]
+    own = [f"--ServerApp.root_dir={runner.ROOT}", f"--LabApp.default_url=/lab/tree/{first}"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        own += ["--allow-root", "--no-browser"]
     with runner.own_kernel(context.obj):
-        os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *options])
+        os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *own, *(options or [])])
 
 
 def take_measurements(build: Path, smoke: bool, only: list[str] | None = None) -> list[str]:

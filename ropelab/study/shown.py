@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import pandas as pd
-from IPython.display import Markdown, display
+import re
+from html import escape
 
-from ropelab.bench import records
+import pandas as pd
+from IPython.display import HTML, Markdown, display
+from pandas.io.formats.style import Styler
+
+from ropelab.bench import records, staleness
 from ropelab.bench.records import Record, Unusable
 from ropelab.study.engine.computed import Evidence
 from ropelab.study.engine.findings import finding
 from ropelab.study.engine.ledger import find_evidence
+from ropelab.study.engine.words import listed
 from ropelab.study.plots import registry
 from ropelab.study.topics.performance.comparison import number
 
@@ -29,6 +34,23 @@ class Shown:
         except Unusable as error:
             display(Markdown(f"*Not measured yet: {error}.*"))
             return None
+
+    def ages(self, *studies: str) -> None:
+        """Say once for a chapter when its records were measured, and which of them are older than today's kernels."""
+        found = [record for study in studies if (record := self.record(study))]
+        if not found:
+            return
+        gpu, _, *versions = found[0].footer.split(" · ")[:4]
+        days = sorted(record.provenance["utc"][:10] for record in found)
+        span = " to ".join(dict.fromkeys((days[0], days[-1])))
+        told = f"The records are of an **{gpu}**, {span}, {listed(versions)}."
+        if old := [record.study for record in found if any(map(staleness.is_of_kernels, record.stale))]:
+            told += (
+                f" Kernels have changed since these: {listed(f'`{name}`' for name in old)}. The times are those of the "
+                "kernels of their day, and today's kernels may be faster or slower: "
+                f'`make measure ONLY="{" ".join(old)}"` on a GPU renews them.'
+            )
+        display(Markdown(told))
 
     def evidence(self, name: str) -> Evidence | None:
         """The evidence that a CPU computes now, else its record. Without either: None, and a note that says why."""
@@ -54,3 +76,14 @@ class Shown:
         """Display a table, or these columns of it."""
         frame = frame[list(columns or frame)]
         display(frame.style.hide(axis="index").format(number, na_rep="").set_properties(**LEFT))
+
+    def fold(self, summary: str, *blocks: str | Styler) -> None:
+        """Display tables and text that a reader opens by their summary; words in backticks become code."""
+        display(HTML(f"<details><summary>{escape(summary)}</summary>{''.join(map(_html, blocks))}</details>"))
+
+
+def _html(block: str | Styler) -> str:
+    if isinstance(block, Styler):
+        return block.to_html()
+    text = re.sub("`([^`]+)`", r"<code>\1</code>", escape(block))
+    return f"<pre>{text}</pre>" if "\n" in text else f"<p>{text}</p>"

@@ -90,6 +90,7 @@ class Document:
         key: the name of its file.
         name: its own name.
         package: the package that holds its code.
+        url: its page; "" where the file names none.
         entries: the claims as the file states them.
         defaults: the keys of every test of the document that a test does not state.
         unclaimed: statements of the document that the study does not judge: each a quotation and the reason.
@@ -104,6 +105,7 @@ class Document:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     unclaimed: tuple[tuple[str, str], ...] = ()
     tables: tuple[Mapping[str, str], ...] = ()
+    url: str = ""
     verdict: str = ""
 
     def module(self, name: str) -> ModuleType:
@@ -163,6 +165,7 @@ def documents(folder: Path | None = None) -> list[Document]:
             Document(
                 path.stem, content["document"], content["package"], tuple(content["claim"]),
                 content.get("defaults", {}), unclaimed, tuple(content.get("table", ())),
+                content.get("url", ""),
                 content.get("verdict", ""),
             )
         )  # fmt: skip

@@ -178,7 +178,7 @@ def _with_beyond(
 
 COLUMNS = [
     "id", "by", "document", "statement", "quote", "quantifier", "outcome", "words", "says", "basis", "measured",
-    "needs", "beyond", "remarks", "evidence", "on_gpu", "fetched",
+    "needs", "beyond", "remarks", "evidence", "names", "on_gpu", "fetched",
 ]  # fmt: skip
 
 
@@ -202,8 +202,8 @@ def ledger(
     Returns:
         Columns as in `COLUMNS`. outcome and basis are the two axes, words is the outcome with its numbers, and says the
         sentence with the decisive numbers. needs names the evidence that would tell, if the outcome is "cannot be
-        told". beyond is the verdict on what the study adds, with its figures. on_gpu says whether a record is among the
-        evidence, and fetched whether published code is.
+        told". beyond is the verdict on what the study adds, with its figures. names has the names of the evidence.
+        on_gpu says whether a record is among the evidence, and fetched whether published code is.
     """
     claims = load_claims(document)
     if only is not None:
@@ -240,6 +240,7 @@ def ledger(
                 "beyond": f"{beyond.words}: {beyond.measured or beyond.needs}" if beyond else "",
                 "remarks": "; ".join(verdict.remarks),
                 "evidence": "; ".join(f"{p.name}: {p.source}" for p in pieces),
+                "names": tuple(p.name for p in pieces),
                 "on_gpu": any(piece.measured for piece in pieces),
                 "fetched": kept.FETCHED in claim.needs and not claim.lost,
             }

@@ -20,7 +20,7 @@ from ropelab.study.site.mathml import Writer
 
 FIGURES = "assets"
 """The folder with the figures, beside the pages."""
-LIST_OF_RECORDS = "index.html#measured-when"
+RECORDS_PAGE = "records.html"
 LARGEST_SVG = 200_000
 """The most bytes of an SVG. A larger figure is shown as pixels, which a browser draws at once."""
 COLORS = 256
@@ -62,7 +62,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A notebook as a page; ``sections`` are (id, title) of its second-level headings."""
+    """A notebook as a page.
+
+    Attributes:
+        sections: (id, title) of its second-level headings.
+        places: the name of a record, or of other evidence -> (id, title) of the first section that shows it.
+    """
 
     name: str
     title: Markup
@@ -71,6 +76,7 @@ class Chapter:
     findings: list[Finding]
     figures: list[Figure]
     sections: list[tuple[str, Markup]]
+    places: dict[str, tuple[str, Markup]]
     unconverted: list[str]
 
     @property
@@ -79,8 +85,8 @@ class Chapter:
 
     @property
     def part(self) -> str:
-        """The part of the book: a chapter that is named after a document belongs to the second part."""
-        return "Documents" if self.name[3:] in {document.key for document in documents()} else "Book"
+        """The part of the site: a chapter that is named after a document belongs to the court."""
+        return "Court" if self.name[3:] in {document.key for document in documents()} else "Book"
 
 
 def chapter(run: Run) -> Chapter:
@@ -88,6 +94,7 @@ def chapter(run: Run) -> Chapter:
     notebook = nbformat.read(run.path, as_version=4)
     writer = Writer(prefix=run.name)
     parts: list[str | Figure | Finding] = []
+    places: dict[str, tuple[str, Markup]] = {}
     for cell in notebook.cells:
         if "papermill-error-cell-tag" in cell.metadata.get("tags", []):
             continue  # papermill's note of the failure; the page has its own note
@@ -98,12 +105,18 @@ def chapter(run: Run) -> Chapter:
                 parts.append(_answer(cell, writer, run.name))
                 continue
             parts.append(_code(cell))
+            if writer.headings and writer.headings[-1][0] > 1:
+                _, identifier, text = writer.headings[-1]
+                shown = [name for output in cell.outputs for name in output.get("metadata", {}).get(RECORDS, ())]
+                for name in (*re.findall(r'"(\w+)"', cell.source), *shown):
+                    places.setdefault(name, (identifier, Markup(text)))
             for output in cell.outputs:
                 metadata = output.get("metadata", {})
                 if text := metadata.get(FINDING):
                     parts.append(Finding(Markup(writer.inline(text)), bool(metadata.get(HEADLINE)), None))
                 elif studies := metadata.get(RECORDS):
-                    parts.append(f'<p class="small">Records: <a href="{LIST_OF_RECORDS}">{", ".join(studies)}</a></p>')
+                    links = ", ".join(f'<a href="{RECORDS_PAGE}#{study}">{study}</a>' for study in studies)
+                    parts.append(f'<p class="small">Records: {links}</p>')
                 else:
                     parts.append(_output(output, writer, f"{run.name}-{len(parts)}"))
     parts = _described(parts)
@@ -116,6 +129,7 @@ def chapter(run: Run) -> Chapter:
         findings=[part for part in parts if isinstance(part, Finding)],
         figures=[part for part in parts if isinstance(part, Figure)],
         sections=[(identifier, Markup(text)) for level, identifier, text in writer.headings if level == 2],
+        places=places,
         unconverted=writer.unconverted,
     )
 

@@ -12,6 +12,7 @@ from ropelab.bench import processes, records
 from ropelab.bench.workers import cores
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine import ledger as judged
+from ropelab.study.engine import quotations
 from ropelab.study.site.mathml import Writer
 
 
@@ -19,16 +20,15 @@ from ropelab.study.site.mathml import Writer
 class Ledger:
     """A document's claims with their verdicts, in a row each; ``trouble`` says why there are no rows.
 
-    ``each`` has the ledger of each GPU, and ``differing`` the claims whose outcomes differ between GPUs: see
-    `engine.ledger.disagreements`.
+    ``each`` has the ledger of each GPU.
     """
 
     key: str
     document: str
     rows: list[dict]
     trouble: str = ""
-    differing: pd.DataFrame = field(default_factory=pd.DataFrame)
     each: dict[str, pd.DataFrame] = field(default_factory=dict)
+    url: str = ""
 
 
 @contextmanager
@@ -52,20 +52,22 @@ def ledger(document: documents.Document, where: records.Where = records.MEASUREM
     where = records.selection(where)
     try:
         each = judged.by_gpu(where.directory, document=document.key)
-        gpu = where.gpu or next(iter(each), None)
-        table = each[gpu] if gpu else judged.ledger(document=document.key, records=where)
-        rows = table.fillna("").to_dict("records")
-        differing = judged.disagreements(each)
+        each = each or {"": judged.ledger(document=document.key, records=where)}
+        rows = each[where.gpu or next(iter(each))].fillna("").to_dict("records")
     except Exception as error:  # the report must appear all the same, and state the error
         trouble = f"the ledger of {document.name} could not be computed: {type(error).__name__}: {error}"
         return Ledger(document.key, document.name, [], trouble)
     writer = Writer()
-    verdicts = {gpu: other.set_index("id") for gpu, other in each.items()}
+    verdicts = {judged.short(gpu): other.fillna("").set_index("id") for gpu, other in each.items()}
     for row in rows:
+        said: dict[tuple[str, str, str], list[str]] = {}
+        for name, other in verdicts.items():
+            said.setdefault(tuple(other.loc[row["id"], ["outcome", "words", "measured"]]), []).append(name)
         row["verdicts"] = [
-            (judged.short(name), other.words[row["id"]], other.outcome[row["id"]].replace(" ", "-"))
-            for name, other in verdicts.items()
-        ] or [("", row["words"], row["outcome"].replace(" ", "-"))]
-        for column in ("statement", "quote", "measured", "needs", "beyond", "remarks"):
+            (", ".join(gpus), outcome, words, Markup(writer.inline(measured)))
+            for (outcome, words, measured), gpus in said.items()
+        ]
+        row["phrase"] = " ".join(next(iter(quotations.passages(str(row["quote"]))), "").split()[:8])
+        for column in ("statement", "quote", "needs", "beyond", "remarks"):
             row[column] = Markup(writer.inline(str(row.get(column, ""))))
-    return Ledger(document.key, document.name, rows, differing=differing, each=each)
+    return Ledger(document.key, document.name, rows, each=each, url=document.url)

@@ -131,6 +131,11 @@ class _Renderer(IPythonRenderer):
             url = f"{page['stem']}.html" + (f"#{page['stem']}-{page['place']}" if page["place"] else "")
         return super().link(text, url, title)
 
+    def codespan(self, text: str) -> str:
+        """A name too long for a phone's line (some 40 characters) may break after a dot, a slash or an underscore."""
+        shown = super().codespan(text)
+        return re.sub(r"(?<=\w[./_])(?=[a-zA-Z])", "<wbr>", shown) if len(text) > 30 else shown
+
     def inline_math(self, body: str) -> str:
         return self.writer.formula(body, display=False)
 

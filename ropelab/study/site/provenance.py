@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections import defaultdict
 from collections.abc import Collection
 from datetime import datetime
 
@@ -12,28 +13,32 @@ from ropelab.study.plots import registry as figures
 
 
 def provenance(where: records.Selection, measured: Collection[str] = ()) -> tuple[list[dict], list[str]]:
-    """The records of every figure, and the figures that cannot be drawn.
+    """Every record, and the figures that cannot be drawn.
 
     Returns:
-        Two lists. The first has a row for each figure and record: figure, study, source (when and where it was
-        measured), now (whether this run measured it) and stale (the code that has changed since). The second has a line
-        for each figure that cannot be drawn.
+        Two lists. The first has a row for each record: study, figures (the names of those that draw it), source (when
+        and where it was measured, or why it cannot be believed), now (whether this run measured it) and stale (the code
+        that has changed since). The second has a line for each figure that cannot be drawn.
     """
     rows, damaged = [], []
+    drawn = defaultdict(list)
     for figure, (studies, _) in figures.all_figures().items():
         try:
-            found = records.load_together(studies, where)
+            records.load_together(studies, where)
         except records.Unusable as error:
             damaged.append(f"{figure} is not drawn: {error}")
-            continue
-        here = records.here()
-        for record in found:
-            about = record.provenance
-            now = record.study in measured and records.slug(about["gpu"]["name"]) == here
-            source = f"committed record of {about['utc'][:10]} on {about['gpu']['name']}"
-            source = f"measured in this run on {about['gpu']['name']}" if now else source
-            row = {"figure": figure, "study": record.study, "source": source, "now": now, "stale": changed_code(record)}
-            rows.append(row)
+        for study in studies:
+            drawn[study].append(figure)
+    paths = where.directory.glob(f"{where.gpu or '*'}/*.json")
+    for study, gpu in sorted((path.stem, path.parent.name) for path in paths):
+        now = study in measured and gpu == records.here()
+        row = {"study": study, "figures": drawn[study], "now": now, "stale": ""}
+        try:
+            record = records.load(study, where, gpu=gpu)
+            when = "in this run" if now else record.provenance["utc"][:10]
+            rows.append(row | {"source": f"{record.provenance['gpu']['name']}, {when}", "stale": changed_code(record)})
+        except records.Unusable as error:
+            rows.append(row | {"source": str(error)})
     return rows, damaged
 
 

@@ -1,17 +1,18 @@
 """Make a page for each public module of the library, from signatures and docstrings."""
 
 import ast
+import html
 import importlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from markupsafe import Markup
 
+from ropelab.study.site.guide import Page
 from ropelab.study.site.mathml import Writer
 
 ADAPTERS = (
@@ -33,27 +34,11 @@ _SECTION = re.compile(r"^(Args|Attributes|Columns|Raises|Returns|Yields):\s*$", 
 _ENTRY = re.compile(r"^    (?P<name>[^\s:][^:]*): ", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Name:
-    """A public function or class: its qualified name, its signature, and its docstring as HTML."""
-
-    name: str
-    kind: str
-    signature: str
-    text: Markup
+Name = tuple[str, str, str, str]
+"""A public function or class: its name, its kind, its signature and its docstring."""
 
 
-@dataclass(frozen=True)
-class Reference:
-    """A module's page: its file, its title, its docstring as HTML, and its public names."""
-
-    page: str
-    title: str
-    text: Markup
-    names: list[Name]
-
-
-def references() -> list[Reference]:
+def references() -> list[Page]:
     """The pages of `MODULES`. A module that needs a package that is not here is read as source."""
     pages = []
     for name in MODULES:
@@ -66,23 +51,33 @@ def references() -> list[Reference]:
     return pages
 
 
-def from_source(module: str) -> Reference:
+def from_source(module: str) -> Page:
     """The page of a module that cannot be imported: the public functions and classes in its file."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"module: expected a module with a file, got {module!r}", name=module)
     tree = ast.parse(Path(spec.origin).read_text())
     names = [
-        Name(
-            node.name,
-            "class" if isinstance(node, ast.ClassDef) else "function",
-            _written_signature(node),
-            Markup(docstring(ast.get_docstring(node) or "", f"{module}.{node.name}")),
-        )
+        (node.name, _kind(isinstance(node, ast.ClassDef)), _written_signature(node), ast.get_docstring(node) or "")
         for node in tree.body
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
     ]
-    return Reference(f"{module}.html", module, Markup(docstring(ast.get_docstring(tree) or "", module)), names)
+    return _page(module, ast.get_docstring(tree) or "", names)
+
+
+def _kind(is_class: bool) -> str:
+    return "class" if is_class else "function"
+
+
+def _page(module: str, text: str, names: Sequence[Name]) -> Page:
+    links = [f'<li><a href="#{name}"><code>{name}</code></a></li>' for name, *_ in names]
+    parts = [f"<h1><code>{module}</code></h1>", docstring(text, module), f'<ul class="names">{"".join(links)}</ul>']
+    for name, kind, signature, own in names:
+        parts.append(f'<h2 id="{name}"><code>{name}</code></h2><pre>{kind} {html.escape(signature)}</pre>')
+        parts.append(docstring(own, f"{module}.{name}"))
+    body = Markup(f'<div class="reference">{"".join(parts)}</div>')
+    sections = [(name, Markup(name.replace("_", "_<wbr>"))) for name, *_ in names]
+    return Page(f"{module}.html", module, "Reference", sections, body)
 
 
 def _written_signature(node: ast.FunctionDef | ast.ClassDef) -> str:
@@ -92,19 +87,13 @@ def _written_signature(node: ast.FunctionDef | ast.ClassDef) -> str:
     return f"{node.name}({ast.unparse(node.args)}){returned}"
 
 
-def reference(module: ModuleType) -> Reference:
+def reference(module: ModuleType) -> Page:
     """The page of a module: the names in its ``__all__``, or the public functions and classes that it defines."""
     names = [
-        Name(
-            name,
-            "class" if inspect.isclass(value) else "function",
-            _signature(name, value),
-            Markup(docstring(inspect.getdoc(value) or "", f"{module.__name__}.{name}")),
-        )
+        (name, _kind(inspect.isclass(value)), _signature(name, value), inspect.getdoc(value) or "")
         for name, value in _public(module)
     ]
-    title = module.__name__
-    return Reference(f"{title}.html", title, Markup(docstring(module.__doc__ or "", title)), names)
+    return _page(module.__name__, module.__doc__ or "", names)
 
 
 def _public(module: ModuleType) -> Iterator[tuple[str, object]]:
@@ -119,7 +108,7 @@ def _public(module: ModuleType) -> Iterator[tuple[str, object]]:
 
 def _signature(name: str, value: object) -> str:
     try:
-        signature = str(inspect.signature(value))  # type: ignore[arg-type]
+        signature = str(inspect.signature(value)).replace("collections.abc.", "")  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return name
     return f"{name}{signature}"

@@ -1,28 +1,32 @@
-"""Write the report: the story and the ledger first, then a page for each notebook, then the reference."""
+"""Write the report: the story on the first page, then the guide, the book, the court and the reference."""
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import jinja2
 import nbformat
 import pandas as pd
+from markupsafe import Markup
 from pygments.formatters import HtmlFormatter
 
 from ropelab.bench import checksums, records
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine.findings import WAYS, counted
-from ropelab.study.engine.ledger import tally
+from ropelab.study.engine.ledger import disagreements, tally
 from ropelab.study.engine.runner import Run
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.site import guide, reference, search
-from ropelab.study.site.chapters import FIGURES, Chapter, chapter
+from ropelab.study.site.chapters import FIGURES, RECORDS_PAGE, Chapter, chapter
 from ropelab.study.site.ledgers import Ledger, ledger
 from ropelab.study.site.provenance import origin, provenance
 
 HERE = Path(__file__).parent
 LARGEST_PAGE, LARGEST_SITE = 2_000_000, 8_000_000
 """The most bytes of a page with its figures, and of the whole site."""
+PARTS = ("Use it", "Book", "Court", "Reference")
+"""The parts of the site, in the order in which every page lists them."""
 
 
 def write(
@@ -48,35 +52,38 @@ def write(
         ledgers = [ledger(document, where) for document in documents.documents()]
     problems += [one.trouble for one in ledgers if one.trouble]
     sources, damaged = provenance(where, measured)
-    damaged += [f"data/{line}" for line in checksums.differences(checksums.DATA)]
-    problems += damaged
-    differing = pd.concat([one.differing for one in ledgers], ignore_index=True)
-    guides, references = guide.guides(), reference.references()
+    problems += [*damaged, *(f"data/{line}" for line in checksums.differences(checksums.DATA))]
+    overviews = [
+        guide.Page("ledger.html", "Ledger of claims", "Court", [(one.key, one.document) for one in ledgers]),
+        guide.Page("findings.html", "All findings", "Book"),
+        guide.Page(RECORDS_PAGE, "Records", "Court"),
+    ]
+    judged, axes = _by_gpu(ledgers), {"outcome": list(Outcome), "basis": list(Basis)}
+    listed = [overviews[0], *chapters, *overviews[1:], *guide.guides(), *reference.references()]
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals.update(
-        chapters=chapters, guides=guides, references=references, origin=origin(), smoke=smoke, first=page.name
+        parts={part: [one for one in listed if one.part == part] for part in PARTS},
+        chapters=chapters,
+        origin=origin(),
+        smoke=smoke,
+        first=page.name,
+        ledgers=ledgers,
+        sources=sources,
+        troubles=[f"{run.name} stopped in {run.failure}; no later cell ran" for run in runs if run.failure] + problems,
+        axes=axes,
+        tallies=[tally(judged, axis, names) for axis, names in axes.items() if judged],
+        differing=list(disagreements(judged).id) if len(judged) > 1 else None,
+        known=_known(chapters),
+        studies={row["study"] for row in sources},
+        sections=partial(_sections, chapters),
     )
-    pages = {
-        page.name: environment.get_template("index.html.j2").render(
-            headlines=[(one, finding) for one in chapters for finding in one.findings if finding.headline],
-            ledgers=ledgers,
-            gpus=[name for name in differing if name not in ("id", "document", "statement")],
-            differing=differing.fillna("").to_dict("records"),
-            compared=records.gpus(where.directory),
-            sources=sources,
-            damaged=damaged,
-            by_hand=records.hand_written(where),
-            axes={"outcome": list(Outcome), "basis": list(Basis)},
-            tallies=_tallies(ledgers),
-            known=_known(chapters),
-        )
-    }
-    for template, each in (("chapter", chapters), ("guide", guides), ("reference", references)):
-        frame = environment.get_template(f"{template}.html.j2")
-        pages |= {one.page: frame.render(one=one, page=one.page) for one in each}
+    pages = {page.name: environment.get_template("index.html.j2").render()}
+    for one in listed:
+        template = one.page if one in overviews else "page.html"
+        pages[one.page] = environment.get_template(f"{template}.j2").render(one=one)
 
     assets = page.parent / FIGURES
     shutil.rmtree(assets, ignore_errors=True)  # removes the figures of notebooks that are gone
@@ -85,13 +92,26 @@ def write(
         (page.parent / file).write_text(text)
     (assets / "code.css").write_text(_code_style())
     (assets / "search-index.js").write_text(
-        search.script(e for file, text in pages.items() for e in search.entries(file, text))
+        search.script(e for file, text in pages.items() if file != page.name for e in search.entries(file, text))
     )
     for figure in (figure for one in chapters for figure in one.figures):
         (page.parent / figure.file).write_bytes(figure.data)
     figures = {one.page: sum(len(figure.data) for figure in one.figures) for one in chapters}
     sizes = {file: len(text.encode()) + figures.get(file, 0) for file, text in pages.items()}
     return problems + _too_large(sizes, sum(file.stat().st_size for file in page.parent.rglob("*") if file.is_file()))
+
+
+def _sections(chapters: Sequence[Chapter], document: str, names: Iterable[str]) -> list[tuple[str, Markup]]:
+    """The addresses and titles of the sections that show the evidence of a claim.
+
+    A section is in the chapter of the document, whose key is given, or in another one if that does not show the
+    evidence. If no section shows any of it, the section with the claims of the document takes its place.
+    """
+    known: dict[str, tuple[str, Markup]] = {}
+    for one in sorted(chapters, key=lambda one: one.name[3:] == document):
+        known |= {name: (f"{one.page}#{place}", title) for name, (place, title) in one.places.items()}
+    found = [known[name] for name in names if name in known] or [known[key] for key in (document,) if key in known]
+    return list(dict.fromkeys(found))
 
 
 def _known(chapters: Sequence[Chapter]) -> pd.DataFrame:
@@ -103,11 +123,10 @@ def _known(chapters: Sequence[Chapter]) -> pd.DataFrame:
     return table
 
 
-def _tallies(ledgers: Sequence[Ledger]) -> list[pd.DataFrame]:
-    """The claims of all documents by outcome and by basis; nothing where no ledger could be computed."""
+def _by_gpu(ledgers: Sequence[Ledger]) -> dict[str, pd.DataFrame]:
+    """GPU -> the ledger of all documents; nothing where no ledger could be computed."""
     gpus = dict.fromkeys(gpu for one in ledgers for gpu in one.each)
-    each = {gpu: pd.concat([one.each[gpu] for one in ledgers if one.each], ignore_index=True) for gpu in gpus}
-    return [tally(each, "outcome", list(Outcome)), tally(each, "basis", list(Basis))] if each else []
+    return {gpu: pd.concat([one.each[gpu] for one in ledgers if one.each], ignore_index=True) for gpu in gpus}
 
 
 def _too_large(sizes: Mapping[str, int], site: int) -> list[str]:

@@ -2,37 +2,30 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from bs4 import BeautifulSoup, Tag
 
-LONGEST = 1200
+LONGEST = 4000
 """The most characters of a section that can be searched."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A place that a search can find: its URL (page and id), its page, its title, and its text."""
-
-    url: str
-    page: str
-    title: str
-    text: str
+Entry = tuple[str, str, str, str]
+"""A place that a search can find: its URL (page and id), the title of its page, its own title, and its text."""
 
 
 def entries(file: str, page: str) -> list[Entry]:
-    """The sections and the claims of a page.
+    """The sections of a page, its claims and its records.
 
     Args:
         file: the page's name, such as ``"index.html"``.
-        page: its HTML. Each heading with an id begins a section. A row of a table with an id is an entry of its own.
+        page: its HTML. Each heading with an id begins a section. A claim, and the rows of a record, are entries too.
     """
-    soup = BeautifulSoup(page, "html.parser")
+    soup = BeautifulSoup(page.replace("<wbr>", ""), "html.parser")
     title = _text(soup.title) if soup.title else file
     found = []
-    for row in soup.select("tr[id]"):
-        found.append(Entry(f"{file}#{row['id']}", title, row["id"], _text(row)))
-    for folded in soup.select("details, script, style, nav, table.ledger"):
+    for part in soup.select(".claim dl, tbody[id]"):
+        found.append((f"{file}#{part['id']}", title, part["id"], _text(part.find_parent("details") or part)))
+    for folded in soup.select("details, script, style, nav, tbody[id]"):
         folded.decompose()
     for heading in soup.select("h1, h2[id], h3[id], h4[id]"):
         words: list[str] = []
@@ -42,14 +35,13 @@ def entries(file: str, page: str) -> list[Entry]:
             if element.name in ("p", "li", "td", "th", "dt", "dd", "pre", "figure"):
                 words.append(_text(element))
         where = f"#{heading['id']}" if heading.get("id") else ""
-        found.append(Entry(f"{file}{where}", title, _text(heading), " ".join(words)[:LONGEST]))
+        found.append((f"{file}{where}", title, _text(heading), " ".join(words)[:LONGEST]))
     return found
 
 
 def script(found: Iterable[Entry]) -> str:
     """The entries as a script. A page from a file may load a script, but may not read another file."""
-    rows = [[one.url, one.page, one.title, one.text] for one in found]
-    return f"window.studyIndex = {json.dumps(rows, ensure_ascii=False, separators=(',', ':'))};\n"
+    return f"window.studyIndex = {json.dumps(list(found), ensure_ascii=False, separators=(',', ':'))};\n"
 
 
 def _text(element: Tag) -> str:

@@ -20,8 +20,10 @@ from ropelab.study.engine.ledger import by_gpu, disagreements, short, side_by_si
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.engine.words import listed, value_range
 from ropelab.study.site import bibliography
+from ropelab.study.topics.one_pass import findings as one_pass
 from ropelab.study.topics.performance import comparison, dense, shortfalls, speed_figure
 from ropelab.study.topics.performance import findings as family_findings
+from ropelab.study.topics.projection import findings as projection
 
 COLUMNS = {
     "ropelab": "ropelab",
@@ -32,6 +34,7 @@ COLUMNS = {
     "eager": "hf_eager",
 }
 """Column of a table -> the contender that the column shows."""
+CONFIGURATIONS = records.ROOT / "data" / "models" / "configurations.csv"
 README = records.ROOT / "README.md"
 GUIDE = records.ROOT / "ropelab" / "study" / "site" / "guide"
 FIGURES = records.ROOT / "data" / "figures"
@@ -50,9 +53,10 @@ def tables() -> dict[str, str]:
     ledgers, heads = by_gpu(), record("model_heads")
     return {
         "figure": _picture(record(), heads), "speed": _speed(record(), heads), "family": family(only),
+        "one_pass": _one_pass(list(ledgers)), "projection": _projection(list(ledgers)),
         "table_free": _table_free(only), "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only),
         "claims": claims(ledgers), "documents": outcomes(ledgers), "unclaimed": _unclaimed(),
-        "references": bibliography.markdown(),
+        "references": bibliography.markdown(), "models": _models(),
     }  # fmt: skip
 
 
@@ -119,6 +123,31 @@ def _speed(record: records.Record, heads: records.Record) -> str:
     speeds = _table(["batch x tokens, q/k heads, head_dim", *COLUMNS], rows)
     missed = textwrap.fill(f"{dense.shortfall_sentence(record.frame)} {dense.drawn_sentence(heads.frame)}", 118)
     return f"{_measured([record])}{speeds}\n{missed}\n"
+
+
+def _one_pass(gpus: Sequence[str]) -> str:
+    """The times of norm, rotation and cache write in one launch beside those of vLLM and FlashInfer, on each GPU."""
+    found = {gpu: records.load(one_pass.RECORD, gpu=gpu) for gpu in gpus}
+    table = one_pass.beside_peers({gpu: record.frame for gpu, record in found.items()}).reset_index()
+    rows = [
+        [row.operation, f"{row.tokens:,}", f"{row.q_heads} + {row.k_heads} x {row.head_dim}", row.cache, *row[-3:]]
+        for _, row in table.drop_duplicates(["operation", "tokens", "q_heads", "k_heads", "cache"]).iterrows()
+    ]
+    head = ["us on an " + " / ".join(map(short, gpus)), "tokens", "rows of q + of k and v", "cache"]
+    return _measured(found.values()) + _table([*head, "ropelab", "vLLM", "FlashInfer"], rows)
+
+
+def _projection(gpus: Sequence[str]) -> str:
+    """The projection with the rotation over the projection alone, on each GPU."""
+    found = {gpu: records.load(projection.RECORD, gpu=gpu) for gpu in gpus}
+    table = projection.over_cublas({gpu: record.frame for gpu, record in found.items()})
+    head = [
+        "tokens, " + " / ".join(map(short, gpus)),
+        "cuBLAS, then the pass",
+        "one kernel, Triton",
+        "one kernel, quack",
+    ]
+    return _measured(found.values()) + _table(head, [[f"{row.Index:,}", *row[1:]] for row in table.itertuples()])
 
 
 def family(where: records.Where) -> str:
@@ -223,6 +252,18 @@ def _unclaimed() -> str:
     """The statements of the documents that the study does not judge, each with the reason."""
     rows = [[found.name, f'"{quote}"', reason] for found in documents() for quote, reason in found.unclaimed]
     return _table(["document", "statement", "why it is no claim here"], rows)
+
+
+def _models() -> str:
+    """The model types that `ropelab.rope_from_config` reads as transformers does, and those that it refuses."""
+    outcomes = pd.read_csv(CONFIGURATIONS).groupby("model_type").outcome
+    refused = outcomes.agg(lambda found: set(found) != {"equal"})
+    reads, refuses = (listed(f"`{name}`" for name in refused.index[chosen]) for chosen in (~refused, refused))
+    lines = (
+        f"`rope_from_config` reads these `model_type` as transformers does: {reads}.",
+        f"For these it raises an error, perhaps in some layers alone, that names the key or another way: {refuses}.",
+    )
+    return "\n".join(map(_paragraph, lines))
 
 
 def _paragraph(text: str, bullet: str = "") -> str:

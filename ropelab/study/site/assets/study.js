@@ -1,21 +1,33 @@
-// The search box, and the ledger that sorts and filters. Without this script the pages show the same content.
+// The search box, the filters of the ledger, and the hint at what scrolls. Without this script the pages show the same.
 "use strict";
+
+// "gpt-oss", "gpt_oss" and "GptOss" are the same name.
+const plain = (text) => text.toLowerCase().replace(/[-_]/g, "");
+
+// How well an entry fits a query: its own name, the start of its title, its title, its text, or not at all.
+function fit({ head, all }, query, words) {
+  if (!words.every((word) => all.includes(word))) return 0;
+  if (head === query || head.split(".").pop() === query) return 4;
+  if (head.startsWith(query)) return 3;
+  return words.every((word) => head.includes(word)) ? 2 : 1;
+}
 
 function makeSearch(form) {
   const input = form.querySelector("input"), list = form.querySelector("ol");
-  const index = window.studyIndex.map(([url, page, title, text]) => ({
-    url, page, title, head: title.toLowerCase(), all: `${title} ${text}`.toLowerCase(), text,
-  }));
+  let index;
   const show = () => {
-    const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+    index ??= window.studyIndex.map(([url, page, title, text]) => ({
+      url, page, title, head: plain(title), all: plain(`${title} ${text}`), text,
+    }));
+    const query = plain(input.value).trim(), words = query.split(/\s+/).filter(Boolean);
     const hits = !words.length ? [] : index
-      .filter((entry) => words.every((word) => entry.all.includes(word)))
-      .map((entry) => [words.filter((word) => entry.head.includes(word)).length, entry])
+      .map((entry) => [fit(entry, query, words), entry])
+      .filter(([rank]) => rank)
       .sort(([a], [b]) => b - a)
       .slice(0, 20);
     list.replaceChildren(...hits.map(([, entry]) => {
       const item = document.createElement("li"), link = document.createElement("a"), text = document.createElement("span");
-      const at = Math.max(0, entry.text.toLowerCase().indexOf(words[0]) - 40);
+      const at = Math.max(0, plain(entry.text).indexOf(words[0]) - 40);
       link.href = entry.url;
       link.textContent = entry.title === entry.page ? entry.title : `${entry.title} (${entry.page})`;
       text.textContent = `${at ? "… " : ""}${entry.text.slice(at, at + 120)}`;
@@ -44,35 +56,13 @@ function makeSearch(form) {
   if (input.value) show();
 }
 
-function makeSortable(table) {
-  const body = table.tBodies[0], original = [...body.rows];
-  for (const head of table.tHead.rows[0].cells) {
-    const button = Object.assign(document.createElement("button"), { type: "button", textContent: head.textContent });
-    head.replaceChildren(button);
-    button.addEventListener("click", () => {
-      const next = { ascending: "descending", descending: "" }[head.ariaSort ?? ""] ?? "ascending";
-      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
-      const text = (row) => row.cells[head.cellIndex].innerText.trim();
-      const rows = [...original];
-      if (next) {
-        head.setAttribute("aria-sort", next);
-        rows.sort((a, b) => (next === "ascending" ? 1 : -1) * text(a).localeCompare(text(b), "en", { numeric: true }));
-      }
-      body.append(...rows);
-    });
-  }
-}
-
-function makeFilters(filters, table) {
+function makeFilters(filters, claims) {
   const controls = [...filters.querySelectorAll("[data-filter]")], output = filters.querySelector("output");
-  const rows = [...table.tBodies[0].rows];
   const apply = () => {
-    for (const row of rows) {
-      row.hidden = !controls.every(({ dataset, value }) => dataset.filter === "words"
-        ? value.toLowerCase().split(/\s+/).every((word) => row.textContent.toLowerCase().includes(word))
-        : !value || row.dataset[dataset.filter] === value);
+    for (const claim of claims) {
+      claim.hidden = controls.some(({ dataset, value }) => value && claim.dataset[dataset.filter] !== value);
     }
-    output.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} claims`;
+    output.textContent = `${claims.filter((claim) => !claim.hidden).length} of ${claims.length} claims`;
     const state = new URLSearchParams(location.search);
     for (const { dataset, value } of controls) value ? state.set(dataset.filter, value) : state.delete(dataset.filter);
     history.replaceState(null, "", `${location.pathname}${state.size ? `?${state}` : ""}${location.hash}`);
@@ -86,9 +76,17 @@ function makeFilters(filters, table) {
   apply();
 }
 
-const ledger = document.querySelector("table.ledger");
-if (ledger) {
-  makeSortable(ledger);
-  makeFilters(document.querySelector(".filters"), ledger);
+// Whatever is wider than its place fades at the side that is hidden, until it has been scrolled there.
+function hintAtWidth(box) {
+  const look = () => box.classList.toggle("more", box.scrollWidth - box.clientWidth - box.scrollLeft > 2);
+  box.addEventListener("scroll", look, { passive: true });
+  for (const seen of [box, ...box.children]) resized.observe(seen);
+  return look;
 }
+const resized = new ResizeObserver(() => looks.forEach((look) => look()));
+const scrolls = (element) => getComputedStyle(element).overflowX === "auto";
+const looks = [...document.querySelectorAll("main *")].filter(scrolls).map(hintAtWidth);
+
+const filters = document.querySelector(".filters");
+if (filters) makeFilters(filters, [...document.querySelectorAll("details.claim")]);
 if (window.studyIndex) makeSearch(document.querySelector("form.search"));

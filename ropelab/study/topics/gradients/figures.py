@@ -100,28 +100,6 @@ def wrong_backward_figure(errors: pd.DataFrame, name: str) -> Figure:
     return _finish(fig, bound_evidence.backend() if name == wrong_backward.MUTANT else _where())
 
 
-@mpl.rc_context(_STYLE)
-def training_figure(curves: pd.DataFrame, guessing: float, where: str) -> Figure:
-    """Loss curves, median and range over the seeds, beside the loss of guessing; ``where`` says what computed them."""
-    fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
-    spread = {"estimator": "median", "errorbar": ("pi", 100), "palette": COLORBLIND[: curves.backward.nunique()]}
-    sns.lineplot(curves, x="step", y="loss", hue="backward", ax=ax, **spread)
-    ax.axhline(guessing, color="black", lw=1, ls=":")
-    ax.text(curves.step.max(), guessing, "guessing", ha="right", va="bottom", fontsize=9)
-    parts = " and ".join(f"{loss:.3f}" for loss in final_losses(curves).median())
-    title = f"Same weights, same data, other backward: final losses {parts}"
-    ax.set(ylim=(0, None), xlabel="training step (Adam)", ylabel="cross entropy (nats)", title=title)
-    title = f"backward of RoPE\n(median and range of {curves.seed.nunique()} seeds)"
-    ax.legend(title=title, fontsize=9, loc="center right")
-    return _finish(fig, where)
-
-
-def final_losses(curves: pd.DataFrame, last: int = 10) -> pd.DataFrame:
-    """The mean loss of the last steps: a row for each seed, a column for each backward, in the order of ``curves``."""
-    tail = curves[curves.step > curves.step.max() - last]
-    return tail.pivot_table(index="seed", columns="backward", values="loss")[list(curves.backward.unique())]
-
-
 def _where() -> str:
     """The device or the interpreter that ran other packages' code."""
     if torch.cuda.is_available():

@@ -3,6 +3,7 @@
 import difflib
 import inspect
 import re
+import textwrap
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -245,9 +246,16 @@ def changes(before: str, after: str) -> str:
     return "\n".join(re.sub("^@@.*", "", line) for line in list(lines)[2:]).strip("\n")
 
 
-def code_of(kernel: Any) -> str:
-    """The source of a function of Triton, as a block of code in markdown."""
-    return fenced(inspect.getsource(kernel.fn))
+def code_of(kernel: Any, first: str = "", last: str = "") -> str:
+    """The source of a function of Triton, as a block of code in markdown.
+
+    Args:
+        first, last: text of the lines with which an excerpt begins and ends; by default the whole function.
+    """
+    lines = inspect.getsource(kernel.fn).splitlines()
+    begin = next(i for i, line in enumerate(lines) if first in line)
+    end = next(i for i, line in enumerate(lines) if i >= begin and last in line) if last else len(lines) - 1
+    return fenced(textwrap.dedent("\n".join(lines[begin : end + 1])))
 
 
 def source(name: str) -> str:

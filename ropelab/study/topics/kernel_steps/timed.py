@@ -104,7 +104,8 @@ def _compare(case: Case, device: torch.device | str, rounds: int) -> pd.DataFram
     layouts = {name: step.layout for name, step in STEPS.items()} | {
         name: STEPS[like].layout for name, like in LIBRARY_AS.items()
     }
-    return frame.assign(layout=frame.contender.map(layouts).fillna(""), bits=frame.contender.map(bits).fillna(""))
+    facts = {"layout": layouts, "bits": bits}
+    return frame.assign(**{fact: [of.get(name, "") for name in frame.contender] for fact, of in facts.items()})
 
 
 LIBRARY_AS = {

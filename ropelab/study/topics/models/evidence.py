@@ -6,8 +6,9 @@ from collections import Counter
 
 import pandas as pd
 
-from ropelab.bench.model_steps import NONE, NORMS, OURS, PLAIN, WAYS
-from ropelab.study.topics.models import tables
+from ropelab.bench.model_steps import NONE, NORMS, OURS, PLAIN, PREFILL, PROJECTION, TOKENS, WAYS
+from ropelab.bench.whole_models import LOSS
+from ropelab.study.topics.models import share, tables
 
 STUDY = "whole_models"
 """The name of the record."""
@@ -17,9 +18,9 @@ WORTHLESS = 0.01
 
 
 def values(frame: pd.DataFrame, quantity: str = "time") -> pd.DataFrame:
-    """A row for each model, mode and step, and a column for each way: the values of one quantity."""
+    """A row for each model, mode and step, and a column for each way: the median of one quantity."""
     rows = frame[(frame.quantity == quantity) & (frame.status == "ok")]
-    table = rows.pivot_table(index=_CELL, columns="way", values="value", sort=False)
+    table = rows.pivot_table(index=_CELL, columns="way", values="value", aggfunc="median", sort=False)
     return table[[way for way in WAYS if way in table]]
 
 
@@ -52,11 +53,12 @@ def sentences(frame: pd.DataFrame) -> list[str]:
         said = f"{mode.capitalize()} steps: ropelab's rotation saves {_range(shares[OURS])} of the time"
         if NONE in shares:
             said += f"; a model without any rotation would save {_range(shares[NONE])}"
-        if NORMS in shares and shares[NORMS].notna().any():
-            said += f"; rotation and fused norms together save {_range(shares[NORMS].dropna())}"
+        for way, words in ((NORMS, "rotation and fused norms"), (PROJECTION, "projection and rotation")):
+            if way in shares and shares[way].notna().any():
+                said += f"; {words} together save {_range(shares[way].dropna())}"
         found.append(said + ".")
-    idle = [", ".join(cell) for cell, share in saved[[way for way in (OURS, NORMS) if way in saved]].max(axis=1).items()
-            if share < WORTHLESS]  # fmt: skip
+    most = saved[[way for way in (OURS, NORMS, PROJECTION) if way in saved]].max(axis=1)
+    idle = [", ".join(cell) for cell, share in most.items() if share < WORTHLESS]
     if idle:
         found.append(f"ropelab saves less than {WORTHLESS:.0%} of the time of these steps: {'; '.join(idle)}.")
     for (mode, step), longer in unclear.groupby(level=["mode", "step"], sort=False):
@@ -79,6 +81,53 @@ def noise_sentence(frame: pd.DataFrame) -> str:
     )
 
 
+def rounds_sentence(frame: pd.DataFrame) -> str:
+    """How many times the record has of each step."""
+    rows = frame[(frame.quantity == "time") & (frame.status == "ok")]
+    rounds = rows.groupby([*_CELL, "way"]).size().max()
+    if rounds == 1:
+        return "The record has one time of each step, so no time has an interval; below stands how large the noise is."
+    return f"Each time is the median of up to {rounds} rounds."
+
+
+def broken() -> pd.DataFrame:
+    """The architectures of Transformers that break a law: architecture, model, reason."""
+    rows = pd.DataFrame(tables.read("transformers.csv"))
+    return rows[rows.outcome == "wrong"][["architecture", "model", "reason"]]
+
+
+def loss_sentence(frame: pd.DataFrame) -> str:
+    """How far the recorded losses with the kernel are from those of Transformers, on a GPU; "" without losses."""
+    rows = frame[(frame.quantity == LOSS) & (frame.status == "ok")]
+    curves = rows.pivot_table(index=["model", "place"], columns="way", values="value")
+    said = [
+        f"{model}, {len(losses)} steps of AdamW in bfloat16 on one batch: with the kernel the loss stays within "
+        f"{(losses[OURS] - losses[PLAIN]).abs().max():.1e} nats of Transformers', with fused norms within "
+        f"{(losses[NORMS] - losses[PLAIN]).abs().max():.1e}. It falls from {losses[PLAIN].iloc[0]:.2f} to "
+        f"{losses[PLAIN].iloc[-1]:.0e} nats"
+        for model, losses in curves.groupby("model")
+        if {PLAIN, OURS, NORMS} <= set(losses)
+    ]
+    return ". ".join(said) + "." * bool(said)
+
+
+def measured_shares(frame: pd.DataFrame) -> pd.Series:
+    """The share of an eager prefill that a model without any rotation saves, for models with the layers of `share`."""
+    saved = savings(frame).get(NONE, pd.Series(dtype=float))
+    cells = {one.name: (one.name, "eager", PREFILL) for one in (share.LLAMA, share.QWEN)}
+    return pd.Series({name: saved[cell] for name, cell in cells.items() if cell in saved.index}, dtype=float)
+
+
+def share_sentence(frame: pd.DataFrame) -> str:
+    """The computed part of the rotation in eager torch beside the measured shares."""
+    sizes = {one.name: one.sizes for one in (share.LLAMA, share.QWEN)}
+    each = " and ".join(
+        f"{name} {value:.1%} ({share.part(TOKENS, share.PASSES['in eager torch'], sizes[name]):.1%} computed)"
+        for name, value in measured_shares(frame).items()
+    )
+    return each and f"Without any rotation an eager prefill of {TOKENS:,} tokens takes less time: {each}."
+
+
 def memory_sentence(frame: pd.DataFrame) -> str:
     """The largest changes of the peak memory of a step."""
     gib = values(frame, "peak memory")
@@ -98,9 +147,8 @@ def norm_bar(frame: pd.DataFrame, bar: float = 0.08) -> str:
     if not rows:
         return ""
     verdict = "met" if rows[0] >= bar else "missed"
-    return (
-        f"Qwen3's eager training step takes {rows[0]:.1%} less time with norms fused: the bar, {bar:.0%}, is {verdict}."
-    )
+    time = f"{rows[0]:.1%} less time: the bar, {bar:.0%}, is {verdict}."
+    return f"With norms fused, Qwen3's eager training step takes {time}"
 
 
 def coverage() -> pd.DataFrame:

@@ -39,11 +39,6 @@ def roof(frame: pd.DataFrame, footer: str = "") -> Figure:
             marks.line(ax, at, points.fraction_of_copy, LOOKS(name), markersize=7)
             ax.vlines(at, points.fraction_of_copy / points.high, points.fraction_of_copy / points.low,
                       color=LOOKS.color(name), linewidth=1.2)  # fmt: skip
-            if name == findings.PLACES:  # its numbers would cover the numbers of the launch, which is nearly as fast
-                continue
-            numbered = points if name == ONE else points.tail(1)  # the numbers of few tokens would overlap
-            texts = map("{:.2f}".format, numbered.fraction_of_copy)
-            marks.above(ax, at[-len(numbered) :], numbered.fraction_of_copy, texts)
         ax.set_xticks(range(len(tokens)), map("{:,}".format, tokens))
         ax.set_ylim(0, max(1.12, 1.1 * panel.fraction_of_copy.max()))
         ax.axhline(findings.LEAST_OF_COPY, **_BAR)
@@ -75,8 +70,7 @@ def cases(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def _title(frame: pd.DataFrame) -> str:
-    said = (findings.roof_sentence(frame), findings.faster_sentence(frame))
-    return " ".join(filter(None, said)).replace("`", "").rstrip(".")
+    return findings.roof_sentence(frame).replace("`", "").rstrip(".")
 
 
 def _contenders(rows: pd.DataFrame) -> list[str]:

@@ -1,5 +1,7 @@
 """The ceilings and the record ``paged_cache``, in sentences and in tables."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from ropelab.bench.copies import PREFIX
@@ -7,6 +9,7 @@ from ropelab.bench.rows import timed
 from ropelab.bench.same_places import NAME as PLACES
 from ropelab.study.engine.words import value_range
 from ropelab.study.topics.one_pass.traffic import LAUNCHES
+from ropelab.study.topics.performance import findings as training
 
 RECORD = "paged_cache"
 """The name of the record."""
@@ -18,6 +21,8 @@ LARGE = 16_000_000
 """The fewest bytes, read and written, for which the bar counts."""
 LEAST_OF_COPY = 0.90
 """The bar: the fraction of the best copy from `LARGE` bytes on."""
+BESIDE_PEERS = 1, 4096
+"""The tokens of README.md's table: a step of decoding, and a part of a prefill."""
 _CELL = ("operation", "q_heads", "k_heads", "head_dim", "layout", "cache", "q_out")
 _WITH_NORM = "QK norm, rotation, cache"
 
@@ -64,8 +69,9 @@ def roof_sentence(frame: pd.DataFrame) -> str:
         return f"No case of `{ONE}` moves {LARGE / 1e6:.0f} MB or more."
     met = (ours.fraction_of_copy >= LEAST_OF_COPY).sum()
     return (
-        f"From {LARGE / 1e6:.0f} MB on, one launch runs at {value_range(ours.fraction_of_copy)} of the best copy. "
-        f"The copy has the bytes that must move, and {met} of {len(ours)} cases reach the bar of {LEAST_OF_COPY}."
+        f"From {LARGE / 1e6:.0f} MB on, one launch for norm, rotation and cache runs at "
+        f"{value_range(ours.fraction_of_copy)} of the best copy. The copy has the bytes that must move, and {met} of "
+        f"{len(ours)} cases reach the bar of {LEAST_OF_COPY}."
     )
 
 
@@ -97,6 +103,44 @@ def faster_sentence(frame: pd.DataFrame) -> str:
         return ""
     listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
     return f"Over all cases of the record, one launch is {listed}."
+
+
+def sentences(frame: pd.DataFrame) -> list[str]:
+    """The one launch beside the roof, beside a copy to the same places, and beside the other contenders."""
+    return list(filter(None, (roof_sentence(frame), places_sentence(frame), faster_sentence(frame))))
+
+
+def training_sentence(frame: pd.DataFrame) -> str:
+    """Norm and rotation in the record ``qk_norm``: the forward beside a copy, both passes beside compiled functions."""
+    bars = training.qk_norm_bars(frame)
+    return (
+        "Worst cases in training: "
+        + ", and ".join(f"{bar.number} {bar.what}, where the bar is {bar.limit:.2f}" for bar in bars)
+        + "."
+    )
+
+
+def beside_peers(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The times of the one launch beside those of vLLM and FlashInfer, for `BESIDE_PEERS` tokens.
+
+    Args:
+        frames: GPU -> its record.
+
+    Returns:
+        A row for each operation that a peer has, with the first number of heads or with FlashInfer's; a column for each
+        contender. A cell has the microseconds on each GPU,
+        ``"26.7 / 36.1"``, and is empty where the contender has no such operation.
+    """
+    shown = [
+        times(frame[frame.tokens.isin(BESIDE_PEERS)])[[ONE, VLLM, FLASHINFER]].map("{:.1f}".format, na_action="ignore")
+        for frame in frames.values()
+    ]
+    table, *others = shown
+    for other in others:
+        table = table + " / " + other
+    heads = table.index.get_level_values("q_heads")
+    usual = heads.isin(table.groupby("operation").apply(lambda rows: rows.index.get_level_values("q_heads")[0]))
+    return table[table[FLASHINFER].notna() | (table[VLLM].notna() & usual)].fillna("")
 
 
 def ceiling_sentence(ceilings: pd.DataFrame, ratio: int = 4) -> str:

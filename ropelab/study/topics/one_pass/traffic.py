@@ -60,3 +60,8 @@ def ceilings(ratios: Sequence[int] = RATIOS, head_dim: int = 128, activation: in
             passes = moved[f"{bits}-bit cache, passes"].iloc[:-1]
             rows += [{"ratio": ratio, "cache": bits, "launches": name, "ceiling": n} for name, n in passes.items()]
     return pd.DataFrame(rows)
+
+
+def by_ratio(ceilings: pd.DataFrame) -> pd.DataFrame:
+    """`ceilings` with a row for each ratio of heads, a column for each cache and each way to launch."""
+    return ceilings.pivot_table(index="ratio", columns=["cache", "launches"], values="ceiling", sort=False)

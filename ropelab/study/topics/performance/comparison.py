@@ -1,14 +1,11 @@
-"""Make tables of the benchmark's records: fractions of the copy, ratios to peers, missing contenders."""
+"""Make tables of the benchmark's records: timed rows, named cells, ratios to peers."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import pandas as pd
 
 from ropelab.bench import rows
 from ropelab.bench.copies import PREFIX
-from ropelab.bench.records import Record
 
 OURS, OURS_IN_PLACE = "ropelab", "ropelab in place"
 CELL = ["cell", "layout", "direction"]
@@ -27,14 +24,6 @@ def named_cells(frame: pd.DataFrame) -> pd.Series:
         if column in frame:
             names = names.where(frame[column] == usual, names + ", " + frame[column])
     return names
-
-
-def fractions(frame: pd.DataFrame) -> pd.DataFrame:
-    """The speed as a fraction of the best copy: a row for each layout, direction and cell, a column per contender."""
-    table = timed(frame).pivot_table(
-        index=["layout", "direction", "cell"], columns="contender", values="fraction_of_copy", sort=False
-    )
-    return table[[OURS, *(name for name in table if name != OURS)]]
 
 
 def against_peers(frame: pd.DataFrame) -> pd.DataFrame:
@@ -56,15 +45,3 @@ def against_peers(frame: pd.DataFrame) -> pd.DataFrame:
 def number(value: object) -> str:
     """The text of a cell of a table: counts and words stay as they are, other numbers have four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def not_compared(found: Iterable[Record]) -> pd.DataFrame:
-    """The contenders that were not timed: columns study, contender, reason, rows (the number of rows)."""
-    reasons = []
-    for record in found:
-        untimed = record.frame[~rows.is_right(record.frame)]
-        outcomes = zip(untimed.contender, untimed.status, strict=True)
-        reasons += [(record.study, *pair) for pair in (*record.provenance["not_run"].items(), *outcomes)]
-    frame = pd.DataFrame(reasons, columns=["study", "contender", "reason"])
-    frame["reason"] = frame.reason.str.replace(r"\d+\.\d+(e[-+]\d+)?", "…", regex=True)
-    return frame.groupby(["study", "contender", "reason"], sort=False).size().rename("rows").reset_index()

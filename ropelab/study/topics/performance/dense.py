@@ -2,11 +2,16 @@
 
 import pandas as pd
 
+from ropelab.bench.copies import PREFIX
 from ropelab.bench.host import NO_GRAD, with_calls
 from ropelab.bench.model_shapes import halves
+from ropelab.bench.records import Record
 from ropelab.study.engine.repeats import between_runs
 from ropelab.study.topics.performance import model_heads
 from ropelab.study.topics.performance.comparison import OURS, against_peers, timed
+
+LANES = 128
+"""The float32 lanes of a multiprocessor of sm_90: CUDA C++ Programming Guide, arithmetic instructions."""
 
 
 def below_their_bar(frame: pd.DataFrame) -> pd.DataFrame:
@@ -33,12 +38,20 @@ def shortfall_sentence(frame: pd.DataFrame) -> str:
     return f"{len(missed)} of {len(_ours(frame))} cases miss the bar set for their size: {'; '.join(each)}."
 
 
-def copy_sentence(frame: pd.DataFrame, gpu: str, drawn: pd.DataFrame | None = None) -> str:
-    """The fractions of the best copy that ropelab reaches on ``gpu``, and how many cells meet their bar.
+def ridge_sentence(record: Record) -> str:
+    """The operations that the GPU of the record ``dense`` can do for each byte of its fastest copy."""
+    machine = record.provenance["gpu"]
+    peak = machine["sm_count"] * LANES * 2 * float(machine["clocks.max.sm"].split()[0]) * 1e6
+    copies = record.frame[record.frame.contender.str.startswith(PREFIX)]
+    fastest = (copies.bytes / copies.median_us).max() * 1e6
+    return (
+        f"{machine['name']}: {peak / 1e12:.0f} Tflop/s of fused multiply-adds by its clock, {fastest / 1e12:.2f} TB/s "
+        f"by its fastest copy, so the ridge lies at {peak / fastest:.0f} operations a byte. The rotation has 0.75."
+    )
 
-    Args:
-        drawn: the record ``model_heads``; the sentence then ends with the median of its calls.
-    """
+
+def copy_sentence(frame: pd.DataFrame, gpu: str) -> str:
+    """The fractions of the best copy that ropelab reaches on ``gpu``, and how many cells meet their bar."""
     ours = _ours(frame)
     low, middle, high = ours.fraction_of_copy.quantile([0, 0.5, 1])
     below = below_their_bar(frame)
@@ -47,7 +60,6 @@ def copy_sentence(frame: pd.DataFrame, gpu: str, drawn: pd.DataFrame | None = No
         f"On {gpu} the kernel runs at {low:.2f} to {high:.2f} of the best copy (median {middle:.2f}) in {len(ours)} "
         f"cells of shape, layout and direction. {met} of these cells meet the bar set for their size, and "
         f"{below.within_noise.sum()} of the other {len(below)} lie closer to it than two runs to each other."
-        + ("" if drawn is None else f" {drawn_sentence(drawn)}")
     )
 
 
@@ -77,13 +89,13 @@ def drawn_sentence(frame: pd.DataFrame) -> str:
 
 
 def heads_sentences(frame: pd.DataFrame) -> list[str]:
-    """`drawn_sentence`, the numbers of calls that meet their bar, and those that another library beats."""
+    """`drawn_sentence`, the calls of either size beside their bar, and those that another library beats."""
     said = [drawn_sentence(frame)]
     said += [
-        f"{part.meets.sum()} of {len(part)} {'large' if large else 'small'} calls meet their bar. In four of "
-        f"five calls, the fraction of the limit is {part.fraction_of_limit.quantile(0.1):.2f} to "
-        f"{part.fraction_of_limit.quantile(0.9):.2f}."
-        for large, part in model_heads.judged(frame).groupby("large")
+        f"{part.meets.sum()} of {len(part)} {'large' if large else 'small'} calls meet their bar. The median is "
+        f"{part.fraction_of_limit.median():.3f} of the limit, and four of five calls lie between "
+        f"{part.fraction_of_limit.quantile(0.1):.2f} and {part.fraction_of_limit.quantile(0.9):.2f}."
+        for large, part in sorted(model_heads.judged(frame).groupby("large"), reverse=True)
     ]
     rivals = frame[(frame.contender != OURS) & (frame.status == "ok")]
     ahead = model_heads.faster(frame)
@@ -93,7 +105,33 @@ def heads_sentences(frame: pd.DataFrame) -> list[str]:
             f" In {leaves} of them the library overwrites its input and leaves the features that do not rotate, which "
             "ropelab has to copy in these calls."
         )
+    if len(ahead):
+        first = ahead.iloc[0]
+        faster += f" The largest lead is that of {first.contender}: {first.ours_over_theirs - 1:.0%} at {first.cell}."
     return [*said, faster]
+
+
+def causes_sentence(causes: pd.DataFrame) -> str:
+    """The calls that nothing sets apart from a copy, and the fact that costs most; ``causes``: `model_heads.causes`."""
+    large, small = (causes[f"{size}: median"] for size in model_heads.SIZES)
+    plain = model_heads.NOTHING
+    return (
+        f"From 16 MB on, calls with {plain} facts run at {large[plain]:.3f} of the limit in the median. The least "
+        f"median, {large.min():.2f}, have calls with this fact: {large.idxmin()}. Below 16 MB even calls with {plain} "
+        f"facts run at {small[plain]:.3f}."
+    )
+
+
+def worst_sentence(frame: pd.DataFrame) -> str:
+    """The drawn call that misses its bar by most, with the facts that set it apart from a copy."""
+    missed = heads_below_their_bar(frame)
+    if missed.empty:
+        return "Every drawn call meets its bar."
+    worst = missed.iloc[0]
+    return (
+        f"The worst call is {worst.cell}: {worst.median_us:.1f} µs, where its bar allows {worst.allowed_us:.1f}. It "
+        f"differs from a copy in this: {worst.limits}."
+    )
 
 
 def heads_below_their_bar(frame: pd.DataFrame) -> pd.DataFrame:

@@ -38,8 +38,7 @@ def formats(dense: pd.DataFrame, others: pd.DataFrame, footer: str = "") -> Figu
     def met(dense: pd.DataFrame, others: pd.DataFrame) -> str:
         bars = family_findings.format_bars(dense, others)
         cases, missed = sum(bar.cases for bar in bars), sum(bar.missed for bar in bars)
-        formats = f"met in {sum(bar.met for bar in bars)} of {len(bars)} formats, {cases - missed} of {cases} calls"
-        return f"the bar of {bars[0].limit} of a copy is {formats}"
+        return f"{cases - missed} of {cases} calls reach {bars[0].limit} of a copy"
 
     frame = family_findings.in_all_formats(drawing.noisy("dense", dense), drawing.noisy("formats", others))
     ours = frame[frame.contender == OURS].assign(reach=lambda rows: rows.fraction_of_copy / rows.low)
@@ -63,7 +62,7 @@ def formats(dense: pd.DataFrame, others: pd.DataFrame, footer: str = "") -> Figu
         heatmap(ax, worst - LEAST_OF_COPY, write, rows=worst.index, columns=names, size=8, cmap="PuOr_r",
                 vmin=-0.15, vmax=0.15)  # fmt: skip
         ax.set_title(gpu, loc="left")
-    return panels.finish("", CELLS, untimed=pd.concat([dense, others]))
+    return panels.finish("", CELLS, untimed=pd.concat([dense, others]).query("contender == @OURS"))
 
 
 def qk_norm(frame: pd.DataFrame, footer: str = "") -> Figure:

@@ -231,15 +231,6 @@ def scoreboard(where: records.Where = records.MEASUREMENTS) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["question", "measured", "bar", "verdict", "worst case"])
 
 
-def sentence(question: str, where: records.Where = records.MEASUREMENTS) -> str:
-    """The answer of the records to a question, for the first page; "" if a record is missing or has no bar."""
-    try:
-        found = bars(question, where)
-    except records.Unusable:
-        return ""
-    return f"{question}, worst cases: {'; '.join(bar.phrase() for bar in found)}." if found else ""
-
-
 # ---------------------------------------------------------------------------------------------------- helpers
 
 

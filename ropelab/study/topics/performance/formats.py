@@ -3,9 +3,39 @@
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
+import pandas as pd
 import torch
 
 from ropelab import PackedSequences, apply_rope, rotary_table
+from ropelab.bench.table_free import TABLE_FREE
+from ropelab.study.engine.words import value_range
+from ropelab.study.topics.performance.comparison import OURS, timed
+from ropelab.study.topics.performance.findings import MANY, ONE, SKEWED
+
+
+def table_free(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The record ``table_free``: the least fraction of a copy in each cell, with tables and without; and a sentence."""
+    rows = timed(frame)
+    table = rows.pivot_table(
+        index=["cell", "seq_format"], columns="contender", values="fraction_of_copy", aggfunc="min"
+    )
+    with_tables, without = (value_range(table[name]) for name in (OURS, TABLE_FREE))
+    return table, (
+        f"Without tables the kernel runs at {without} of a copy, with tables at {with_tables}. The price is "
+        "arithmetic, the gain is memory: 4 bytes for every position and feature."
+    )
+
+
+def packed_sentence(frame: pd.DataFrame) -> str:
+    """The record ``packed``: how the time depends on the lengths of sequences with as many tokens in all."""
+    ours = timed(frame)
+    ours = ours[ours.contender == OURS].set_index(["case", "layout", "direction"])
+    took = ours.median_us.unstack("case")
+    return (
+        f"{ours.tokens.iloc[0]:,} tokens in 2,401 equal sequences take {value_range(took[MANY] / took[ONE])} times as "
+        f"long as in one sequence, and {value_range(took[SKEWED] / took[ONE])} times as long in one long and 2,400 "
+        f"short sequences. The kernel runs at {value_range(ours.fraction_of_copy)} of a copy."
+    )
 
 
 def check(lengths: Sequence[int], padding: int, ranks: int, layout: str) -> Iterator[tuple[str, bool]]:

@@ -4,7 +4,11 @@ import math
 
 import pandas as pd
 
+from ropelab.bench.checksums import DATA
 from ropelab.bench.peers import PEERS
+
+COUNTERS = DATA / "tile_counters.csv"
+"""Counters of Nsight Compute, of five calls on an H200 with the kernel of their day."""
 
 LARGE_BYTES = 16_000_000
 """The fewest bytes of a large call, which only the memory limits. The start limits a smaller call too."""
@@ -72,35 +76,93 @@ def faster(frame: pd.DataFrame) -> pd.DataFrame:
 
 def in_words(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with one column in words, ``call``, in the place of the columns that identify a call."""
-    texts = rows.reindex(columns=["cell", "storage", "layout", "seq_format", "dtype", "positions"]).fillna("none")
-    texts = texts.astype(str).replace({"none": "", "contiguous": ""})
+    texts = rows.reindex(columns=["cell", "storage", "layout", "seq_format", "dtype", "positions"]).astype(object)
+    texts = texts.fillna("").replace({"none": "", "contiguous": ""})
     in_place = rows.in_place.map({True: "in place", False: ""})
     words = [", ".join(filter(None, row)) for row in zip(*(texts[name] for name in texts), in_place, strict=True)]
     kept = rows.drop(columns=[*texts, "in_place", "model"], errors="ignore")
     kept.insert(0, "call", words)
-    return kept
+    return kept.rename(columns={"median_us": "µs", "allowed_us": "allowed, µs"})
+
+
+NARROW, REGISTERS, SPILLS, SMALL, NOTHING = (
+    "accesses below 16 bytes", "registers leave room for fewer than 32 of 64 warps", "registers in local memory",
+    "less than 16 MB", "none of these",
+)  # fmt: skip
+EVERY = "all calls"
+SIZES = "16 MB and more", "less than 16 MB"
+"""The two sizes of calls in `causes`."""
 
 
 def limits(row: pd.Series) -> str:
-    """The facts that set a call of ours apart from a copy with accesses of 16 bytes; ``row`` is a row of the record.
-
-    The compiler's counters tell the width of the accesses and how many warps the registers leave room for.
-    """
+    """The facts that set a call of ours apart from a copy with accesses of 16 bytes; ``row`` is a row of the record."""
     narrowest = min(row.load_bytes, row.store_bytes)
-    each = math.ceil(row.registers / _UNIT) * _UNIT if row.registers == row.registers else 1
-    warps = min(_MOST_WARPS, _REGISTERS // (each * _LANES))
+    exact = {
+        NARROW: f"accesses of {narrowest:.0f} bytes",
+        REGISTERS: f"{row.registers:.0f} registers, so {_warps(row.registers)} of {_MOST_WARPS} warps",
+    }
+    return "; ".join(exact.get(fact, fact) for fact in _facts(row))
+
+
+def causes(frame: pd.DataFrame) -> pd.DataFrame:
+    """The drawn calls by each fact that sets them apart from a copy; a call may have several.
+
+    Returns:
+        A row for each fact, for `NOTHING` and for all calls. For calls from 16 MB on and for smaller calls: their
+        number, and the median of their fraction of the limit.
+    """
+    ours = judged(frame)
+    found = ours.apply(lambda row: [fact for fact in _facts(row) if fact != SMALL] or [NOTHING], axis=1)
+    each = pd.concat([ours.assign(fact=EVERY), ours.assign(fact=found).explode("fact")])
+    groups = each.groupby(["fact", "large"]).fraction_of_limit
+    table = pd.DataFrame({"calls": groups.size(), "median": groups.median()}).unstack("large")
+    table = table.sort_values(("median", True), ascending=False).sort_index(
+        key=lambda facts: facts.map(lambda fact: {EVERY: 0, NOTHING: 1}.get(fact, 2)), kind="stable"
+    )
+    sizes = dict(zip((True, False), SIZES, strict=True))
+    columns = [(name, large) for large in sizes for name in ("calls", "median")]
+    named = [f"{sizes[large]}: {name}" for name, large in columns]
+    return table.reindex(columns=columns).set_axis(named, axis=1).rename_axis(index="calls with")
+
+
+def _facts(row: pd.Series) -> list[str]:
+    """The facts of `limits`. The compiler's counters tell the width of the accesses and the room for warps."""
+    narrowest = min(row.load_bytes, row.store_bytes)
     found = {
-        f"accesses of {narrowest:.0f} bytes": narrowest < _VECTOR,
-        f"{row.registers:.0f} registers, so {warps} of {_MOST_WARPS} warps": warps < _MOST_WARPS // 2,
-        "registers in local memory": row.spills > 0,
+        NARROW: narrowest < _VECTOR,
+        REGISTERS: _warps(row.registers) < _MOST_WARPS // 2,
+        SPILLS: row.spills > 0,
         "rows of the tables by position": row.positions != "none" and not row.table_free,
         "no tables: cosines and sines are computed": row.table_free,
         "the result has the other layout": row.converts,
         "features that do not rotate are copied": row.rotary_dim < row.head_dim and not row.in_place,
         "features that do not rotate lie between": row.rotary_dim < row.head_dim and row.in_place,
-        "less than 16 MB": row.bytes < LARGE_BYTES,
+        SMALL: row.bytes < LARGE_BYTES,
     }
-    return "; ".join(words for words, applies in found.items() if applies)
+    return [fact for fact, applies in found.items() if applies]
+
+
+def _warps(registers: float) -> int:
+    """The warps of a multiprocessor for which there are registers, if each thread has so many; NaN if unknown."""
+    each = math.ceil(registers / _UNIT) * _UNIT if registers == registers else 1
+    return min(_MOST_WARPS, _REGISTERS // (each * _LANES))
+
+
+def counted() -> tuple[pd.DataFrame, str]:
+    """The calls whose counters Nsight Compute read: a table, and the call in which each of three causes is plainest."""
+    counters = pd.read_csv(COUNTERS)
+    names = {"heads": "q/k heads, features", "us": "µs", "dram_percent": "memory, %", "issue_percent": "issue slots, %",
+             "warps_percent": "warps, %", "registers": "registers"}  # fmt: skip
+    table = counters[[*names]].rename(columns=names)
+    table["warps that fit"] = counters.registers.map(_warps)
+    at = counters.issue_percent.idxmax(), counters.dram_percent.idxmin(), counters.registers.idxmax()
+    busy, idle, few = (counters.loc[row] for row in at)
+    return table, (
+        f"Narrow accesses: {busy.heads}, memory at {busy.dram_percent:.0f} % and issue slots at "
+        f"{busy.issue_percent:.0f} %. Latency: {idle.heads}, memory at {idle.dram_percent:.0f} % and "
+        f"{idle.warps_percent:.0f} % of the warps. Registers: {few.heads}, room for {_warps(few.registers)} of "
+        f"{_MOST_WARPS} warps."
+    )
 
 
 def regret(frame: pd.DataFrame) -> pd.DataFrame:
