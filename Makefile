@@ -19,8 +19,8 @@ BUILD ?= build
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What is committed at the top of this checkout: nothing is generated or removed there, whatever BUILD and VENV say.
 COMMITTED := .ci .git .gitattributes .github .gitignore .pre-commit-config.yaml .pre-commit-hooks.yaml CHANGELOG.md \
-  CITATION.cff CONTRIBUTING.md LICENSE MANIFEST.in Makefile README.md action.yml constraints.txt data kernels notebooks \
-  pyproject.toml pytest_ropelab.py ropelab setup.py tests
+  CITATION.cff CONTRIBUTING.md LICENSE MANIFEST.in Makefile README.md action.yml constraints.txt data examples \
+  kernels notebooks pyproject.toml pytest_ropelab.py ropelab setup.py tests upstream
 
 # Values are taken as they are typed: a dollar sign begins no expression of make.
 SETTINGS := BUILD VENV BASE_PYTHON PYTHON GPU LARGE ONLY OPTIONS

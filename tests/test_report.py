@@ -317,11 +317,13 @@ def test_a_browser_filters_claims_and_finds_words(study, tmp_path):
     inside = [claim.id for claim in load_claims() if claim.document == document.name]
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
 
-    def opened(**query):
-        address = f"{page.as_uri()}?{urlencode(query)}"
-        dom = subprocess.run([*command, address], capture_output=True, text=True, timeout=60).stdout
+    def opened(width=1280, **query):
+        address = [f"--window-size={width},900", f"{page.as_uri()}?{urlencode(query)}"]
+        dom = subprocess.run([*command, *address], capture_output=True, text=True, timeout=60).stdout
         return BeautifulSoup(dom, "html.parser")
 
+    assert not opened().select(".more")  # the hint at what scrolls
+    assert opened(width=400).select(".scroll.more > .overview")
     soup = opened(document=document.name)
     assert [one.dl["id"] for one in soup.select("details.claim:not([hidden])")] == inside
     assert f"{len(inside)} of {len(load_claims())} claims" in soup.select_one(".filters output").text

@@ -87,6 +87,8 @@ const resized = new ResizeObserver(() => looks.forEach((look) => look()));
 const scrolls = (element) => getComputedStyle(element).overflowX === "auto";
 const looks = [...document.querySelectorAll("main *")].filter(scrolls).map(hintAtWidth);
 
+const here = document.querySelector("nav [aria-current]");
+if (here) here.closest("nav").scrollTop = here.offsetTop - 200;
 const filters = document.querySelector(".filters");
 if (filters) makeFilters(filters, [...document.querySelectorAll("details.claim")]);
 if (window.studyIndex) makeSearch(document.querySelector("form.search"));

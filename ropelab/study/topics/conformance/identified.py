@@ -66,12 +66,12 @@ def sentences() -> list[str]:
     same = indistinguishable(faults)
     return [
         f"Of {len(fresh)} faults that were written after the identification, {unseen.get('equivalent', 0)} are proven "
-        f"to be recovered, {unseen.get('wrong', 0)} are described wrongly, and {unseen.get('unexplained', 0)} stay "
-        "unexplained.",
+        f"to be recovered, and {unseen.get('wrong', 0)} are described wrongly. Unexplained: "
+        f"{unseen.get('unexplained', 0)}.",
         f"Of {len(pairs)} functions with two random faults, {twofold.get('equivalent', 0)} are proven to be recovered, "
         f"and {twofold.get('wrong', 0)} are described wrongly.",
-        f"Of {len(faults)} faults of the catalogue, {counts.get('equal', 0)} are recovered as injected, "
-        f"{counts.get('wrong', 0)} are described wrongly, and {counts.get('unexplained', 0)} stay unexplained."
+        f"Of {len(faults)} faults of the catalogue, {counts.get('equal', 0)} are recovered as injected, and "
+        f"{counts.get('wrong', 0)} are described wrongly. Unexplained: {counts.get('unexplained', 0)}."
         + (f" No input tells apart the faults of these pairs: {'; '.join(map(' and '.join, same))}." if same else ""),
         f"In {right.silent.sum()} of {len(right)} right implementations the identification finds no deviation.",
     ]

@@ -151,33 +151,16 @@ def norm_bar(frame: pd.DataFrame, bar: float = 0.08) -> str:
     return f"With norms fused, Qwen3's eager training step takes {time}"
 
 
-def coverage() -> pd.DataFrame:
-    """The numbers of architectures of Transformers that were traced, held to laws, patched and fused."""
+def coverage_sentence() -> str:
+    """How many architectures of Transformers were traced, held to laws, patched and fused."""
     verified, patched = tables.read("transformers.csv"), tables.read("patched.csv")
     outcomes = Counter({row["architecture"]: row["outcome"] for row in verified if row["function"]}.values())
     equal = [row for row in patched if row["outcome"] == "equal"]
-    counts = {
-        "architectures with a rotation": len({row["architecture"] for row in verified}),
-        "tiny models whose rotation was found": sum(outcomes.values()),
-        "right": outcomes["right"],
-        "wrong": outcomes["wrong"],
-        "not judged": outcomes["not judged"],
-        "equal before and after the patch": len(equal),
-        "of these with norms fused": sum("equal" in row["qk_norm"] for row in equal),
-        "of these compiled as well": sum("equal" in row["compiled"] for row in equal),
-    }
-    return pd.DataFrame({"": counts.keys(), "count": counts.values()})
-
-
-def coverage_sentence() -> str:
-    """The table of `coverage` in a sentence."""
-    counts = dict(coverage().itertuples(index=False))
     return (
-        f"{counts['tiny models whose rotation was found']} of {counts['architectures with a rotation']} architectures "
-        f"of Transformers with a rotation were traced: {counts['right']} are right and {counts['wrong']} break a law. "
-        f"{counts['equal before and after the patch']} compute the same after one line of code, "
-        f"{counts['of these with norms fused']} of these also with fused norms and "
-        f"{counts['of these compiled as well']} also through torch.compile."
+        f"{outcomes.total()} of {len({row['architecture'] for row in verified})} architectures of Transformers with a "
+        f"rotation were traced: {outcomes['right']} are right and {outcomes['wrong']} break a law. {len(equal)} "
+        f"compute the same after one line of code, {sum('equal' in row['qk_norm'] for row in equal)} of these also "
+        f"with fused norms and {sum('equal' in row['compiled'] for row in equal)} also through torch.compile."
     )
 
 
