@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from functools import cache, partial
+from string import Formatter
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from ropelab.bench import records
-from ropelab.study.engine import kept, ledger, provenance, quotations
+from ropelab.study.engine import decisive, kept, ledger, provenance, quotations
 from ropelab.study.engine.claims import AUTHOR, REVIEWER, documents, load_claims
 from ropelab.study.engine.comparisons import Comparison
 from ropelab.study.engine.computed import computed
@@ -50,7 +51,7 @@ def judged(claim, frames):
     def find(name):
         return ledger.Evidence(name, frames[name], "given") if name in frames else evidence(name, GPUS[0])
 
-    return ledger.judge(replace(claim, beyond=(), lost=""), find)[0]
+    return ledger.judge(replace(claim, beyond=(), lost="", says=""), find)[0]
 
 
 def rows_of(test, frame, side):
@@ -213,7 +214,7 @@ def test_what_the_study_adds_never_changes_the_first_verdict():
     for name in (name for name, claim in CLAIMS.items() if claim.test and claim.beyond):
         claim = CLAIMS[name]
         find = partial(evidence, gpu=GPUS[0])
-        first = ledger.judge(replace(claim, beyond=()), find)[0]
+        first = ledger.judge(replace(claim, beyond=(), says=""), find)[0]
         both = ledger.judge(claim, find)[0]
         assert (first.outcome, first.measured) == (both.outcome, both.measured)
         assert claim.lost or (first.beyond is None and both.beyond is not None)
@@ -251,6 +252,44 @@ def test_every_verdict_is_explained():
             .apply(lambda column: column.str.contains(r"\bnan\b"))
             .any(axis=None)
         )
+
+
+def test_every_verdict_names_its_numbers_in_short_sentences():
+    silent = {name for name, claim in CLAIMS.items() if not claim.says}
+    assert silent == {"TE-12", "TE-13", "TE-18", "TE-20"}  # facts of one file or one run, without a number
+    assert all("{" in claim.says for name, claim in CLAIMS.items() if name not in silent)
+    for rows in ledgers().values():
+        kept_elsewhere = rows.index[rows.remarks.str.contains(kept.ELSEWHERE)]
+        spoken = rows.drop(index=[*silent, *kept_elsewhere]).says
+        assert spoken.str.contains(r"\d").all() and not spoken.str.contains(r"\bnan\b").any()
+        for said in spoken.str.split(r"(?<=[a-z0-9]\.)\s", regex=True).explode():
+            assert len(said.split()) <= 30 and said.endswith("."), said
+
+
+def test_the_numbers_of_a_verdict_follow_the_record():
+    claim = CLAIMS["SG-04"]
+    frames = frames_of(claim)
+    numbers = [decisive.Numbers(test, frames) for test in claim.test]
+    assert numbers[0].least < numbers[0].median < numbers[0].most and numbers[0].cells == 27
+    assert numbers[0].right + numbers[0].wrong + numbers[0].undecided == 27
+    before = ledger.judge(claim, partial(evidence, gpu=GPUS[0]))[0].says
+    slower = frames["sglang_protocols"].copy()
+    slower.loc[slower.contender == "vLLM", US] *= 2
+    frames["sglang_protocols"] = slower
+    after = ledger.judge(claim, lambda name: ledger.Evidence(name, frames[name], "given"))[0].says
+    assert f"{numbers[0].median:.2f} times" in before and f"{2 * numbers[0].median:.2f} times" in after
+
+
+def test_a_cell_is_named_by_what_varies():
+    times = pd.DataFrame({"n": [1, 2], "m": 3, "contender": "a", "median_us": [1.0, 4.0]})
+    found = decisive.Numbers(Comparison.read("AA-01", TABLE | {"cell": ["m", "n"]}), {"times": times})
+    assert found[2] == found["2"] == 4.0 and (found.right, found.wrong, found.undecided) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda document: document.key)
+def test_the_verdict_on_a_document_names_claims(document):
+    names = {field for _, field, _, _ in Formatter().parse(document.verdict) if field}
+    assert names and names <= {claim.id for claim in document.claims if claim.says}
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda document: document.key)

@@ -106,6 +106,6 @@ def test_adjacent_pairs_meet_in_one_thread():
 
     assert epilogue.thread_of(torch.arange(10)).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 0, 0]
     rows = epilogue.meetings()
-    assert rows[rows.layout == "interleaved"][["one thread", "one piece"]].all(axis=None)
+    assert (rows[rows.layout == "interleaved"][["one thread", "one piece"]] == "yes").all(axis=None)
     halves = rows[rows.layout == "split_half"]
-    assert halves["one thread"].tolist() == [half % 8 == 0 for half in halves.rotary_dim // 2]
+    assert (halves["one thread"] == "yes").tolist() == [half % 8 == 0 for half in halves.rotary_dim // 2]

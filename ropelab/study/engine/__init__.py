@@ -10,6 +10,7 @@ How a claim gets its verdict, in reading order:
 - `judging`: the rules that lead from intervals to an outcome, each written once
 - `comparisons`: the tests of claims: a quantity, the cells of a grid, a limit
 - `computed`: the evidence that a CPU computes
+- `decisive`: the sentence that names the decisive numbers of a claim
 - `roles`: whose code stands for a role in a record
 - `ledger`: claims, their evidence and their verdicts in one table
 

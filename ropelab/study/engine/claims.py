@@ -32,7 +32,7 @@ from ropelab.study.engine.verdict import Basis, Quantifier
 CLAIMS = Path(__file__).resolve().parents[3] / "data" / "claims"
 TABLES = CLAIMS.parent / "documents"
 REQUIRED = {"id", "by", "statement", "quote", "quantifier", "basis", "needs"}
-OPTIONAL = {"gpu", "lost", "weak", "test", "beyond", "remarks"}
+OPTIONAL = {"says", "gpu", "lost", "weak", "test", "beyond", "remarks"}
 AUTHOR, REVIEWER = "author", "reviewer"
 
 
@@ -48,6 +48,7 @@ class Claim:
         quantifier: the cells that the claim speaks of; it decides whether one counterexample ends the claim.
         basis: the kind of evidence that a test of the claim has.
         needs: the evidence that a test of the claim needs.
+        says: the sentence that names the decisive numbers, with placeholders (`ropelab.study.engine.decisive`).
         gpu: the GPU that the document names for the claim; "" where it names none, so that every GPU counts.
         lost: the code of the claim that cannot be had; "" where the study has all code.
         weak: why the evidence is weak; "" where it is not. The report says it beside the verdict.
@@ -63,6 +64,7 @@ class Claim:
     quantifier: Quantifier
     basis: Basis
     needs: str
+    says: str = ""
     gpu: str = ""
     lost: str = ""
     weak: str = ""
@@ -93,6 +95,7 @@ class Document:
         defaults: the keys of every test of the document that a test does not state.
         unclaimed: statements of the document that the study does not judge: each a quotation and the reason.
         tables: evidence that somebody read and typed: name, file in ``data/documents``, and source in words.
+        verdict: the answer to the document in a few sentences; ``{SG-04}`` stands for the sentence of that claim.
     """
 
     key: str
@@ -103,6 +106,7 @@ class Document:
     unclaimed: tuple[tuple[str, str], ...] = ()
     tables: tuple[Mapping[str, str], ...] = ()
     url: str = ""
+    verdict: str = ""
 
     def module(self, name: str) -> ModuleType:
         """A module of the document's package: ``rules``, ``studies`` or ``figures``."""
@@ -162,6 +166,7 @@ def documents(folder: Path | None = None) -> list[Document]:
                 path.stem, content["document"], content["package"], tuple(content["claim"]),
                 content.get("defaults", {}), unclaimed, tuple(content.get("table", ())),
                 content.get("url", ""),
+                content.get("verdict", ""),
             )
         )  # fmt: skip
     return found

@@ -8,13 +8,14 @@ from IPython.display import HTML, Markdown, display
 
 from ropelab.bench import records as measurements
 from ropelab.bench.records import Selection, Where
-from ropelab.study.engine.claims import load_claims
+from ropelab.study.engine import kept
+from ropelab.study.engine.claims import documents, load_claims
 from ropelab.study.engine.findings import finding
-from ropelab.study.engine.ledger import counts, ledger
+from ropelab.study.engine.ledger import WEAK, counts, ledger, short
 from ropelab.study.engine.verdict import Outcome
 
 _FOLDED = {
-    "words": "Outcome",
+    "statement": "The claim in our words",
     "measured": "Measured",
     "beyond": "Beyond the document",
     "remarks": "Remarks",
@@ -23,7 +24,7 @@ _FOLDED = {
 
 
 def show_claims(document: str, records: Where) -> pd.DataFrame:
-    """Publish the counts as a finding, and display every claim with its verdict.
+    """Display the verdict on the document, publish the counts as a finding, and display every claim with its verdict.
 
     A claim of another GPU than that of ``records`` is judged by the records of its own GPU, if they can tell.
 
@@ -40,45 +41,53 @@ def show_claims(document: str, records: Where) -> pd.DataFrame:
         named = [claim.id for claim in load_claims(document) if claim.gpu and claim.id in untold and claim.is_of(gpu)]
         if named:
             own = ledger(document=document, only=named, records=Selection(where.directory, gpu))
-            own = own[own.outcome != Outcome.UNTOLD]
+            own = own[own.outcome != Outcome.UNTOLD].assign(on=short(gpu))
             found = pd.concat([found[~found.id.isin(own.id)], own]).sort_values("id", ignore_index=True)
+    (about,) = (one for one in documents() if one.key == document)
+    display(Markdown(f"**Verdict.** {about.verdict.format_map(dict(zip(found.id, found.says, strict=True)))}"))
     name = found.document.iloc[0]
     finding(
         f"The outcomes of the {len(found)} claims of {name}: {counts(found, 'outcome')}. "
         f"The basis of the verdicts: {counts(found, 'basis')}."
     )
-    display(HTML("\n".join(map(_claim, found.fillna("").to_dict("records")))))
-    show_untold(found)
+    gpu = where.gpu or next(iter(measurements.gpus(where.directory)), "")
+    rows = found.fillna("").to_dict("records")
+    display(HTML("\n".join(_claim(row, _elsewhere(row, gpu)) for row in rows)))
     return found
 
 
-def said(row: dict) -> str:
-    """The verdict in one or two sentences, the second of which has the claim in our words."""
-    if row["outcome"] == Outcome.UNTOLD:
-        return f"It cannot be told whether the claim holds. That would need {row['needs']}."
-    other = re.match(r"(holds) with another size \(times ([\d.]+)", row["words"])
-    lead = f"The claim holds, with numbers {other[2]} times as large." if other else (
-        f"The claim {row['words'].partition(' (')[0]}."
-    )  # fmt: skip
+def said(row: dict) -> tuple[str, str]:
+    """The verdict in two sentences: the outcome, and the decisive numbers, or else the claim in our words."""
+    lead = f"It cannot be told whether the claim holds: that would need {row['needs']}"
+    if row["outcome"] != Outcome.UNTOLD:
+        words = re.sub(r" with another size \(times ([\d.]+)", r", with numbers \1 times as large (", row["words"])
+        lead = f"The claim {words}".replace(" ()", "").replace("(; ", "(")
     if (commit := re.search(r"the verdict of commit (\w+)", row["remarks"])) is not None:
-        lead = f"{lead[:-1]} (recorded at {commit[1]})."
-    statement = row["statement"].rstrip(".")
-    return f"{lead} {statement}." if row["outcome"] == Outcome.HOLDS else f"{lead} It says: {statement}."
+        lead += f" (recorded at {commit[1]}, without its figures)"
+    if row.get("on"):
+        lead += f", on the document's GPU, an {row['on']}"
+    if row["remarks"].startswith(WEAK):
+        lead += ", on weak evidence"
+    return f"{lead}.", row["says"] or ("" if row["outcome"] == Outcome.HOLDS else "It says: ") + row["statement"]
 
 
-def _claim(row: dict) -> str:
+def _elsewhere(row: dict, gpu: str) -> str:
+    """The kept verdicts of GPUs other than ``gpu`` whose outcome is another one, in words."""
+
+    def outcome(words: str) -> str:
+        return re.sub(r"\d+|s\b", "", words.partition(" (")[0])
+
+    others = kept.read().query("id == @row['id'] and gpu != @gpu and words != @Outcome.UNTOLD").itertuples()
+    said = [f"On an {short(one.gpu)} it {one.words}." for one in others if outcome(one.words) != outcome(row["words"])]
+    return " ".join(said if row["outcome"] != Outcome.UNTOLD else [])
+
+
+def _claim(row: dict, elsewhere: str) -> str:
     """A claim as HTML: its quotation and its verdict, and below them the evidence, folded."""
     rest = "".join(f"<dt>{name}</dt><dd>{escape(row[key])}</dd>" for key, name in _FOLDED.items() if row[key])
-    lead, _, statement = said(row).partition(". ")
+    lead, number = said(row)
     return (
         f"<h4>{row['id']}, by the {row['by']}</h4><blockquote>{escape(row['quote'])}</blockquote>"
-        f"<p><strong>{escape(lead)}.</strong> {escape(statement)}</p>"
+        f"<p><strong>{escape(lead)}</strong> {escape(number)} {elsewhere}</p>"
         f"<details><summary>evidence: {escape(row['basis'])}</summary><dl>{rest}</dl></details>"
     )
-
-
-def show_untold(found: pd.DataFrame) -> None:
-    """Display the missing evidence of each claim that cannot be told."""
-    untold = found[found.outcome == Outcome.UNTOLD]
-    needs = "; ".join(f"{row.id} needs {row.needs}" for row in untold.itertuples())
-    display(Markdown(f"Claims that cannot be told: {needs or 'none'}."))

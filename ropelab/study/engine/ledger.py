@@ -25,7 +25,7 @@ import pandas as pd
 
 from ropelab.bench import records as measurements
 from ropelab.bench.records import MEASUREMENTS, Selection, Where
-from ropelab.study.engine import kept, provenance
+from ropelab.study.engine import decisive, kept, provenance
 from ropelab.study.engine.claims import AUTHOR, Claim, load_claims, typed
 from ropelab.study.engine.comparisons import Comparison, judged
 from ropelab.study.engine.computed import Evidence, computed
@@ -33,6 +33,8 @@ from ropelab.study.engine.repeats import between_runs
 from ropelab.study.engine.verdict import Basis, Outcome, Untold, Verdict, untold
 
 Judge = Callable[..., Verdict]
+WEAK = "weak evidence: "
+"""The words with which the first remark on weak evidence begins."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class _Rule:
 
 
 _RULES: dict[str, _Rule] = {}
-_REMARKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {}
+Remark = Callable[..., str | tuple[str, Mapping[str, object]]]
+_REMARKS: dict[str, tuple[Remark, tuple[str, ...]]] = {}
 
 
 def rule(claim_id: str, *evidence_names: str) -> Callable[[Judge], Judge]:
@@ -58,10 +61,13 @@ def rule(claim_id: str, *evidence_names: str) -> Callable[[Judge], Judge]:
     return register
 
 
-def remark(claim_id: str, *evidence_names: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
-    """Register a function of the named frames that makes a remark on a claim; "" is no remark."""
+def remark(claim_id: str, *evidence_names: str) -> Callable[[Remark], Remark]:
+    """Register a function of the named frames that makes a remark on a claim; "" is no remark.
 
-    def register(say: Callable[..., str]) -> Callable[..., str]:
+    The function may return numbers beside the remark, which the sentence of the claim may name (`engine.decisive`).
+    """
+
+    def register(say: Remark) -> Remark:
         _REMARKS[claim_id] = say, evidence_names
         return say
 
@@ -138,10 +144,12 @@ def judge(
         verdict = untold(lost).beside(elsewhere)
     else:
         verdict = _with_beyond(verdict, claim, claim.beyond, frames)
-    weak = f"weak evidence: {claim.weak}" if claim.weak else ""
-    remarks = (weak, *claim.remarks, says(*(frames[name] for name in remarked)) if says else "")
-    verdict = replace(verdict, remarks=(*verdict.remarks, *filter(None, remarks)))
-    return replace(verdict, basis=verdict.basis or claim.basis), [found[name] for name in names]
+    weak = f"{WEAK}{claim.weak}" if claim.weak else ""
+    told = says(*(frames[name] for name in remarked)) if says else ""
+    text, numbers = (told, {}) if isinstance(told, str) else told
+    verdict = verdict.with_text(verdict.measured, weak, *claim.remarks, text, **numbers)
+    says_it = decisive.sentence(claim, frames, verdict)
+    return replace(verdict, basis=verdict.basis or claim.basis, says=says_it), [found[name] for name in names]
 
 
 def _needed_by(tests: Iterable[Comparison]) -> list[str]:
@@ -169,8 +177,8 @@ def _with_beyond(
 
 
 COLUMNS = [
-    "id", "by", "document", "statement", "quote", "quantifier", "outcome", "words", "basis", "measured", "needs",
-    "beyond", "remarks", "evidence", "names", "on_gpu", "fetched",
+    "id", "by", "document", "statement", "quote", "quantifier", "outcome", "words", "says", "basis", "measured",
+    "needs", "beyond", "remarks", "evidence", "names", "on_gpu", "fetched",
 ]  # fmt: skip
 
 
@@ -192,10 +200,10 @@ def ledger(
         compute: as for ``find_evidence``.
 
     Returns:
-        Columns as in `COLUMNS`. outcome and basis are the two axes, and words is the outcome with its numbers. needs
-        names the evidence that would tell, if the outcome is "cannot be told". beyond is the verdict on what the study
-        adds, with its figures. names has the names of the evidence. on_gpu says whether a record is among the
-        evidence, and fetched whether published code is.
+        Columns as in `COLUMNS`. outcome and basis are the two axes, words is the outcome with its numbers, and says the
+        sentence with the decisive numbers. needs names the evidence that would tell, if the outcome is "cannot be
+        told". beyond is the verdict on what the study adds, with its figures. names has the names of the evidence.
+        on_gpu says whether a record is among the evidence, and fetched whether published code is.
     """
     claims = load_claims(document)
     if only is not None:
@@ -225,6 +233,7 @@ def ledger(
                 "quantifier": str(claim.quantifier),
                 "outcome": str(verdict.outcome),
                 "words": verdict.words,
+                "says": verdict.says,
                 "basis": str(verdict.basis),
                 "measured": verdict.measured,
                 "needs": verdict.needs,

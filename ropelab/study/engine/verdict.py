@@ -6,7 +6,8 @@ GPUs, dtypes, sizes and protocols. It never changes the first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -67,6 +68,8 @@ class Verdict:
         needs: with UNTOLD, the thing that is missing.
         remarks: further facts for the reader: a cause, a later fix, a limit of the evidence.
         beyond: the verdict on what the study adds to the document.
+        numbers: the numbers that the sentence of the claim may name, by placeholder (`engine.decisive`).
+        says: the sentence with the decisive numbers; "" where the evidence has none.
     """
 
     outcome: Outcome
@@ -78,6 +81,8 @@ class Verdict:
     needs: str = ""
     remarks: tuple[str, ...] = ()
     beyond: Verdict | None = None
+    numbers: Mapping[str, object] = field(default_factory=dict)
+    says: str = ""
 
     def __post_init__(self):
         if (self.outcome is Outcome.OTHER_SIZE) != (self.size is not None):
@@ -98,9 +103,10 @@ class Verdict:
         more = times + ([f"{self.undecided} cell{plural} undecided"] if self.undecided else [])
         return f"{said} ({'; '.join(more)})" if more else said
 
-    def with_text(self, measured: str, *remarks: str) -> Verdict:
-        """The same verdict with the measured figures in words, and with remarks (empty ones are left out)."""
-        return replace(self, measured=measured, remarks=(*self.remarks, *filter(None, remarks)))
+    def with_text(self, measured: str, *remarks: str, **numbers: object) -> Verdict:
+        """The same verdict with the measured figures in words, with remarks (empty ones are left out) and numbers."""
+        remarks = (*self.remarks, *filter(None, remarks))
+        return replace(self, measured=measured, remarks=remarks, numbers={**self.numbers, **numbers})
 
     def with_basis(self, basis: Basis) -> Verdict:
         """The same verdict on another basis than the claim's."""

@@ -6,10 +6,15 @@ from ropelab.bench.rows import is_right
 from ropelab.study.engine.words import value_range
 
 
+def gates_of_callers(dispatch: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """For the merged gate and for ropelab's: the shapes of DeepSpeed's own callers for which it opens, and all."""
+    own = dispatch[dispatch.in_tree & (dispatch.tokens > 1)].groupby("version").gate_open.agg(["sum", "size"])
+    return own.loc["merged"], own.loc["ropelab"]
+
+
 def gate_of_callers(dispatch: pd.DataFrame) -> str:
     """The number of shapes of DeepSpeed's own callers for which the merged gate opens, and ropelab's gate."""
-    own = dispatch[dispatch.in_tree & (dispatch.tokens > 1)].groupby("version").gate_open.agg(["sum", "size"])
-    merged, ours = (own.loc[version] for version in ("merged", "ropelab"))
+    merged, ours = gates_of_callers(dispatch)
     return (
         f"the gate opens for {merged['sum']} of {merged['size']} shapes of DeepSpeed's own callers with more than one "
         f"token, and ropelab's gate opens for {ours['sum']}"

@@ -48,6 +48,7 @@ def forward_is_right(claim: Claim, correctness: pd.DataFrame) -> Verdict:
         f"{whole.forward_error[own].max():.1e}",
         "" if failed.empty else f"no launch at S = {failed.seq_len.min()} and above ({failed.outcome.iloc[0]})",
         followed("not measured: head sizes ", sorted(set(tested["head_dim"]) - {measure.HEAD_DIM})),
+        right=right[own].sum(), lengths=own.sum(), worst=whole.forward_error[own].max(),
     ).beside(beyond)  # fmt: skip
 
 
@@ -57,7 +58,9 @@ def kernel_ships_since_0_3(claim: Claim, packages: pd.DataFrame) -> Verdict:
     if not {without, first} <= ships.keys():
         raise Untold(claim.needs)
     before = [has for version, has in ships.items() if _order(version) < _order(first)]
-    return fact(ships[first] and not any(before)).with_text(_packages(ships))
+    return fact(ships[first] and not any(before)).with_text(
+        _packages(ships), without=without, first=first, wheels=len(ships)
+    )
 
 
 @rule("DS-04", "deepspeed_tests")
@@ -72,6 +75,7 @@ def tests_broadcast(claim: Claim, tests: pd.DataFrame) -> Verdict:
         f"{found[0]} of {found[1]} do not broadcast, {found[2]} of {found[3]} pass after the fix",
         "" if reaching == len(fixed) else f"{reaching or 'none'} of the {len(fixed)} reach the fused kernel: the "
         f"tensors are on the CPU, where the gate is shut{added}",
+        failing=found[0], cases=found[1], passing=found[2], reaching=reaching,
     )  # fmt: skip
 
 
@@ -88,8 +92,9 @@ def axis_bug_is_real(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
     return counted(list(along_heads & wrong & ~still), claim.quantifier).with_text(
         f"in the first version the kernel rotates along the heads for {along_heads.sum()} of {len(first)} shapes of "
         f"in-tree callers, {wrong.sum()} come out wrong ({listed(first.outcome[wrong])}); in the merged version "
-        f"{still.sum()} come out wrong"
-    )
+        f"{still.sum()} come out wrong",
+        along=along_heads.sum(), shapes=len(first), still=still.sum(),
+    )  # fmt: skip
 
 
 @rule("DS-12", "deepspeed_correctness", "wrong_backward")
@@ -113,6 +118,7 @@ def backward_repeats_forward(claim: Claim, correctness: pd.DataFrame, mutant: pd
         f"{REVIEWED}: {shown} in float32, with the norm right to {findings.digits((ran.norm_ratio - 1).abs().max())} "
         f"in {len(ran)} cases of {listed(ran.dtype)}",
         followed("no longer so in ", right.index[right]), followed("wrong still in ", right.index[~right]),
+        version=REVIEWED, **{f"at_{row.seq_len}": row.gradient_error for row in at.itertuples()},
     )  # fmt: skip
 
 
@@ -129,6 +135,7 @@ def extra_brings_the_kernel(claim: Claim, extra: pd.DataFrame, packages: pd.Data
         f"DeepSpeed {required.release} requires {required.requirement or 'nothing'}; {_packages(ships)}",
         "the release requires a later version than the document, so it also excludes the wrong gradient of DS-12"
         if _order(required.least) > _order(REVIEWED) else "",
+        release=required.release, least=required.least, admitted=len(allowed), having=sum(allowed.values()),
     )  # fmt: skip
 
 
@@ -143,19 +150,24 @@ def compile_launches_less(claim: Claim, inductor: pd.DataFrame, calls: pd.DataFr
     return counted([bool(compiled[name] < eager[name]) for name in DIRECTIONS], claim.quantifier).with_text(
         "; ".join(f"{name}: {eager[name]:.0f} launches, {compiled[name]:.0f} compiled" for name in DIRECTIONS),
         "launches were counted, not the host's time",
-    )
+        eager=eager["forward"], compiled=compiled["forward"],
+    )  # fmt: skip
 
 
-remark("DS-06", "deepspeed_dispatch")(findings.gate_of_callers)
+@remark("DS-06", "deepspeed_dispatch")
+def gate_of_callers(dispatch: pd.DataFrame) -> tuple[str, dict[str, object]]:
+    merged, _ = findings.gates_of_callers(dispatch)
+    return findings.gate_of_callers(dispatch), {"opens": merged["sum"], "own": merged["size"]}
 
 
 @remark("DS-08", "deepspeed_published", "deepspeed_table")
-def roofs(published: pd.DataFrame, table: pd.DataFrame) -> str:
+def roofs(published: pd.DataFrame, table: pd.DataFrame) -> tuple[str, dict[str, object]]:
     speeds = " and ".join(f"{name} at {findings.of_a_copy(table, name)}" for name in ("torchembed", "compile"))
-    return (
-        f"the document's own times give {published.over_compile.min():.2f} to {published.over_compile.max():.2f}; here "
-        f"{speeds} of the copy's speed"
-    )
+    least, most = published.over_compile.min(), published.over_compile.max()
+    return (f"the document's own times give {least:.2f} to {most:.2f}; here {speeds} of the copy's speed"), {
+        "printed_least": least,
+        "printed_most": most,
+    }
 
 
 def _repeats_forward(frame: pd.DataFrame) -> list[bool]:

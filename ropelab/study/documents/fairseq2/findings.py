@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from ropelab.bench.rows import is_right, timed
 from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE
 from ropelab.study.engine import noise
 from ropelab.study.engine.words import listed, value_range
+from ropelab.study.topics.performance import comparison
 
 NOISE = 2 * noise.FLOOR
 """The least relative half-width of the interval of a ratio of two times."""
@@ -130,3 +132,55 @@ def times_by_compiling(frame: pd.DataFrame, contender: str, value: str = "median
         rows = rows[rows.direction == "forward"]
     wide = rows.pivot_table(index=SHAPE, columns="mode", values=value)
     return float((wide.compiled / wide.eager).mean())
+
+
+def tables_sentence(equality: pd.DataFrame) -> str:
+    """How far the tables of ropelab's kernel are from the exact ones, from the evidence `fairseq2_equality`."""
+    tables = equality[equality.what == "tables"].sort_values("positions")
+    far = tables.groupby(["first", "second"]).last()
+    exact = far.difference["kernel", "exact"]
+    return f"Up to position {far.positions.max():,.0f} the tables of ropelab's kernel are exact to {exact:.0e}."
+
+
+def defaults_sentence(defaults: pd.DataFrame) -> str:
+    """The cases in which the encoders without ``impl`` equal the released ones, from `fairseq2_defaults`."""
+    cases = defaults.groupby("encoder").equal.agg(["sum", "size"])
+    return "; ".join(f"{name} {row['sum']} of {row['size']} cases equal" for name, row in cases.iterrows()) + "."
+
+
+def log_sentence(log: pd.DataFrame, ratios: pd.DataFrame) -> str:
+    """What the document's log says of compiling, and of the native encoders in eager mode."""
+    native = ratios.groupby(["mode", "ratio"]).times.mean()["eager", "native"]
+    re, rre = (times_by_compiling(log, name, "ms") for name in ("RE llama", "RRE llama"))
+    return (
+        f"In the document's own log, RRE llama takes {rre:.2f} times as long compiled as eager. Native RE takes "
+        f"{re:.2f} times as long compiled as eager, which the document does not say. In eager mode, native RRE takes "
+        f"{native:.1f} times as long as native RE."
+    )
+
+
+def fastest_sentence(grid: pd.DataFrame, inductor: pd.DataFrame | None) -> str:
+    """ropelab's kernel in its slower layout beside the fastest other implementation, and the cells within noise.
+
+    Two timings of the same kernels (`same_kernels`) show which differences mean nothing.
+    """
+    rows = comparison.timed(grid)  # without the copies
+    ours, cell = rows["mode"] == "kernel", [*SHAPE, "direction"]
+    faster = (rows[~ours].groupby(cell).median_us.min() / rows[ours].groupby(cell).median_us.max()).dropna()
+    text = (
+        f"In its slower layout, ropelab's kernel is {faster.min():.2f} to {faster.max():.2f} times as fast as the "
+        f"fastest of the eight other implementations, eager or compiled, in {len(faster)} cells (median "
+        f"{faster.median():.2f})."
+    )
+    if inductor is None or (same := same_kernels(grid, inductor)).empty:
+        return text
+    nothing = {d: max(apart(same, d), NOISE) for d in faster.index.unique("direction")}
+    equal = (abs(np.log(faster)) <= np.log1p(faster.index.get_level_values("direction").map(nothing))).sum()
+    return f"{text} In {equal} of {len(faster)} cells the difference is within noise."
+
+
+def warnings_sentence(compiled: pd.DataFrame, torch_version: str) -> str:
+    """The warnings while compiling, in markdown."""
+    heard = sorted({text for texts in compiled.warnings.dropna() for text in texts.split("; ")})
+    said = "; ".join(f"*{text}*" for text in heard) or "none"
+    return f"Warnings while torch {torch_version} compiled: {said}."

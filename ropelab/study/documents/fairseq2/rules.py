@@ -32,14 +32,15 @@ def two_more_kernels(claim: Claim, inductor: pd.DataFrame) -> Verdict:
     """In every pass RE in halves must launch the stated number of further kernels, and must be slower."""
     plain, reordered = _reordering(inductor)
     more, words = reordered.kernels - plain.kernels, []
+    longer_by = reordered.median_us / plain.median_us
 
     def cell(part: tuple[str, str]) -> bool | None:
         longer = above(noise.time(reordered.loc[part]) / noise.time(plain.loc[part]), 1.0)
-        times = reordered.median_us[part] / plain.median_us[part]
-        words.append(f"{' '.join(part)}: {more[part]:.0f} more kernels, {times:.2f} times as long")
+        words.append(f"{' '.join(part)}: {more[part]:.0f} more kernels, {longer_by[part]:.2f} times as long")
         return False if more[part] != published()["kernels"] * PASSES[part[1]] else longer
 
-    return _first_and_beyond(claim, plain.index, cell, words)
+    verdict = _first_and_beyond(claim, plain.index, cell, words)
+    return verdict.with_text(verdict.measured, more=more[OWN], longer=longer_by[OWN])
 
 
 @rule("FS-15", "fairseq2_inductor", "fairseq2_log")
@@ -65,8 +66,9 @@ def about_four_ms(claim: Claim, inductor: pd.DataFrame, document: pd.DataFrame) 
     if verdict.outcome is Outcome.FAILS:
         verdict = replace(untold("times on the document's GPU, which the document does not name"), beyond=verdict)
     return verdict.with_text(
-        verdict.measured, f"in the log, the cell of as many bytes differs by {value_range(logged, '.1f')} ms"
-    )
+        verdict.measured, f"in the log, the cell of as many bytes differs by {value_range(logged, '.1f')} ms",
+        added=(reordered.median_us[OWN] - plain.median_us[OWN]) / 1000, stated=stated,
+    )  # fmt: skip
 
 
 @rule("FS-09", "fairseq2_reorderings")
@@ -82,7 +84,9 @@ def reorderings_compile_alike(claim: Claim, reorderings: pd.DataFrame) -> Verdic
         ways = "; ".join(f"{row.variant}: code {row.code}, {row.kernels:.0f} kernels" for row in rows.itertuples())
         return fact(rows.code.nunique() == 1).with_text(ways)
 
-    return alike(ran[named]).beside(alike(ran))
+    counts = {"named": named.sum(), "codes": ran[named].code.nunique(), "ways": len(ran), "all": ran.code.nunique()}
+    verdict = alike(ran[named]).beside(alike(ran))
+    return verdict.with_text(verdict.measured, **counts)
 
 
 @rule("FS-11", "fairseq2_grid", "fairseq2_inductor")
@@ -100,11 +104,13 @@ def cosines_as_baseline(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame
             Comparison.read(claim.id, cells | {"over": over, "under": under}).values({"times": frame}, claim.needs)
             for over, under in (RATIOS["llama"][::-1], RATIOS["reference"])
         )
-        means = [value_range([noise.mean(list(found.values()))]) for found in (rre, re)]
+        each = [noise.mean(list(found.values())) for found in (rre, re)]
+        means = [value_range([one]) for one in each]
         return counted([above(rre[cell] / re[cell], 1.0) for cell in rre], claim.quantifier).with_text(
             f"speed in the foreign layout of the class at home there, RRE {means[0]} and RE {means[1]} in the mean of "
-            f"{len(rre)} cells ({direction})"
-        )
+            f"{len(rre)} cells ({direction})",
+            rre=each[0].value, re=each[1].value,
+        )  # fmt: skip
 
     large = pd.concat((grid[grid.direction != "forward"], inductor))
     beyond = [speeds(large, direction) for direction in PASSES]
@@ -113,14 +119,14 @@ def cosines_as_baseline(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame
 
 
 @remark("FS-05", "fairseq2_log", "fairseq2_summary")
-def where_1_12_comes_from(document: pd.DataFrame, summary: pd.DataFrame) -> str:
+def where_1_12_comes_from(document: pd.DataFrame, summary: pd.DataFrame) -> tuple[str, dict[str, object]]:
     found = ratios(document[[*CELL, "contender", "ms"]], "ms")
     native = found[(found.ratio == "native") & (found["mode"] == "compiled")].times.mean()
     llama = summary[(summary["mode"] == "compiled") & (summary.ratio == "llama")].of_ratios.iloc[0]
     return (
         f"the log's times give {native:.3f}; its printed {published()['native_ratio']} is the mean of RRE llama over "
         f"RE llama ({llama:.3f} from its ratios)"
-    )
+    ), {"logged": native}
 
 
 @remark("FS-13", "fairseq2_session")

@@ -33,7 +33,8 @@ def end_to_end_is_unchanged(claim: Claim, e2e: pd.DataFrame, kernel: pd.DataFram
         f"{total.change_percent:+.2f} % as a whole, {stages.change_ms.sum():+.0f} ms in the stages; stages that the "
         f"change does not touch differ by {together:.1f} % in sum and up to {alone:.1f} % each",
         findings.share_of_image(kernel, total.baseline),
-    )
+        change=total.change_percent, alone=alone,
+    )  # fmt: skip
 
 
 @remark("SG-01", "sglang_flags")

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
+from pandas.io.formats.style import Styler
 
 from ropelab.bench.rows import is_right
 from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS, LINEAR
@@ -157,6 +158,39 @@ def shares(layer: pd.DataFrame) -> pd.DataFrame:
 def number(value: object) -> str:
     """The text of a cell of a table: large times without decimals, other values as in all tables."""
     return f"{value:,.0f}" if isinstance(value, float) and value >= 1000 else comparison.number(value)
+
+
+def styled(frame: pd.DataFrame) -> Styler:
+    """A table without its empty columns, with the labels of the contenders."""
+    frame = frame.dropna(axis="columns", how="all").rename(columns=label)
+    if "contender" in frame:
+        frame = frame.assign(contender=frame.contender.map(label))
+    look = {"text-align": "left", "vertical-align": "top"}
+    return frame.style.hide(axis="index").format(number, na_rep="").set_properties(**look)
+
+
+def packings(kernels: pd.DataFrame, step: str) -> pd.DataFrame:
+    """The times of table B, without the columns in which its packings do not differ."""
+    table = times(kernels, step).query("part == 'table B'")
+    return table.drop(columns=["part", "kind", "tokens", "freqs_len", "cp_size", "cp_rank"])
+
+
+def costly(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The columns of `missed` that name the packing, the choice of the heuristic and its cost."""
+    return missed(table, name)[[*CELL[1:], name, f"{name}_costs"]]
+
+
+def layer_times(layer: pd.DataFrame) -> pd.DataFrame:
+    """Milliseconds of the whole layer with their 20th and 80th percentile: a row for each n_seqs."""
+    whole = layer[(layer.what == LAYER) & is_right(layer)]
+    ms = [f"{row.median_us / 1e3:.2f} ({row.q20_us / 1e3:.2f} to {row.q80_us / 1e3:.2f})" for row in whole.itertuples()]
+    return whole.assign(ms=ms).pivot(index="n_seqs", columns="contender", values="ms").reset_index()
+
+
+def same_bits_sentence(kernels: pd.DataFrame) -> str:
+    """The cells of full size in which both grids give the same bits."""
+    full = kernels.query("step == @GIVEN").same_bits.dropna().astype(str)
+    return f"Cells of `te_kernels` (full size) with the same bits: {(full == 'True').sum()} of {len(full)}."
 
 
 def sum_effects(kernels: pd.DataFrame) -> pd.DataFrame:

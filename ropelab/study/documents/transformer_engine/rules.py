@@ -10,7 +10,7 @@ from ropelab.study.engine.words import listed, value_range
 
 
 @remark("TE-01", "te_kernels", "te_published_b")
-def price_of_a_block(kernels: pd.DataFrame, published: pd.DataFrame) -> str:
+def price_of_a_block(kernels: pd.DataFrame, published: pd.DataFrame) -> tuple[str, dict[str, object]]:
     fit = findings.dead_block_fit(canonical(kernels, (CODE,)))
     off = (fit[OLD] / fit.fitted_us - 1).abs()
     stated = published.ns_per_dead_block[published.n_seqs >= 128]
@@ -18,7 +18,7 @@ def price_of_a_block(kernels: pd.DataFrame, published: pd.DataFrame) -> str:
         f"{findings.block_price(fit)}, in table B {value_range(stated)} ns from 128 sequences on; this price explains "
         f"{len(fit)} cells within {off.max():.0%}, half of them within {off.median():.0%}; few empty blocks cost less "
         "each, because they hide behind live blocks"
-    )
+    ), {"ns": fit.ns_per_dead_block.median(), "empty": fit.dead_blocks.max()}
 
 
 @remark("TE-05", "te_kernels")
@@ -46,8 +46,9 @@ def requests_of_a_warp(search: pd.DataFrame) -> str:
 
 
 @remark("TE-19", "te_kernels")
-def both_conditions(kernels: pd.DataFrame) -> str:
+def both_conditions(kernels: pd.DataFrame) -> tuple[str, dict[str, object]]:
     table = findings.choices(kernels)
     slower = findings.missed(table, "first").query("part == 'table B'").n_seqs
     told = "; ".join(f"the {name} condition {findings.missed_words(table, name)}" for name in ("first", "merged"))
-    return f"{told}; in table B the first condition takes the slower kernel for {listed(sorted(slower))} sequences"
+    said = f"{told}; in table B the first condition takes the slower kernel for {listed(sorted(slower))} sequences"
+    return said, {"missed": len(findings.missed(table, "merged")), "packings": len(table)}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from datetime import UTC, datetime
-
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -17,6 +14,7 @@ from ropelab.conformance.bounds import fraction
 from ropelab.kernels import INTERPRETED
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.plots.looks import COLORBLIND
+from ropelab.study.plots.panels import computed_here
 from ropelab.study.topics.gradients import bound_evidence, wrong_backward
 
 _STYLE = {"axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left"}
@@ -114,8 +112,6 @@ def _finish(fig: Figure, where: str) -> Figure:
     for ax in fig.axes:
         if ax.get_lines() or ax.collections:
             sns.despine(ax=ax)
-    when = datetime.now(UTC).strftime("%Y-%m-%d")
-    note = f"computed in this run by {where} · torch {torch.__version__} · {platform.machine()} · {when}"
-    fig.supxlabel(note, fontsize=7.5, color="0.4", x=0.99, ha="right")
+    fig.supxlabel(computed_here(where), fontsize=7.5, color="0.4", x=0.99, ha="right")
     plt.close(fig)  # the notebook shows the figure that it returns
     return fig

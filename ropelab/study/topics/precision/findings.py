@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 
 import ropelab
-from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.angles.frequencies import inverse_frequencies, linear, ntk_aware, yarn
 from ropelab.angles.model_config import rope_from_config
 from ropelab.bench.exact_waves import exact_waves
 from ropelab.bench.rows import is_right
@@ -49,6 +49,20 @@ def octave(top: int, samples: int) -> torch.Tensor:
     steps = 2 ** torch.arange(top.bit_length() - 1)
     edges = torch.cat([top // 2 + steps, top - steps])
     return torch.cat([chosen, edges - 1, edges, edges + 1, torch.tensor([top])]).clamp(first, top).unique()
+
+
+def slowed(rotary_dim: int, base: float, scale: float, trained: int) -> pd.DataFrame:
+    """The factor by which each scaling slows some planes down, and their turns in a context of ``trained`` tokens."""
+    frequencies = inverse_frequencies(rotary_dim, base)
+    scaled = {
+        "interpolation": linear(rotary_dim, base, scale),
+        "NTK-aware": ntk_aware(rotary_dim, base, scale),
+        "YaRN": yarn(rotary_dim, base, scale, trained),
+    }
+    turns = {"turns in the trained context": trained * frequencies / (2 * math.pi)}
+    planes = pd.DataFrame(turns | {name: frequencies / slower for name, slower in scaled.items()})
+    last = rotary_dim // 2 - 1
+    return planes.iloc[sorted({*range(0, last + 1, max(1, rotary_dim // 16)), last})].rename_axis("plane")
 
 
 # ------------------------------------------------------------------------------------------ angles and rotated pairs
@@ -156,6 +170,12 @@ def _in_ulps(got: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> torc
     info = torch.finfo(dtype)
     _, exponent = torch.frexp(exact.abs().clamp(min=info.tiny))
     return (got.double() - exact).abs() / torch.ldexp(torch.full_like(exact, info.eps), exponent - 1)
+
+
+def ulps_by_position(found: pd.DataFrame) -> pd.DataFrame:
+    """The largest error of float32 waves up to some positions, in ulps of the value itself, from `errors`."""
+    table = found.pivot(index="method", columns="position", values="ulps").loc[[OURS, TABLE_FREE]].cummax(axis=1)
+    return table[[top for top in table if top in (1, 2**8, 2**12, 2**17, 2**20, 2**22)]]
 
 
 def ulps_sentence(found: pd.DataFrame) -> str:
@@ -410,6 +430,14 @@ def reference_check(rotary_dim: int, base: float, longest: int = TOPS[-1], count
 
 
 # ----------------------------------------------------------------------------------------------------------- sentences
+
+
+def reference_sentence(check: pd.DataFrame, longest: int) -> str:
+    """The sentence on the table of `reference_check`: how far plain float64 is off."""
+    return (
+        f"Float64 is exact enough: at {longest:,} tokens its cosines are off by {check.error.iloc[-1]:.0e}, "
+        f"{check['share of half an ulp'].iloc[-1]:.1%} of the error that rounding to float32 adds"
+    )
 
 
 def sentence(found: pd.DataFrame) -> str:

@@ -154,6 +154,12 @@ def fast_reduction(angle: torch.Tensor) -> torch.Tensor:
     return angle * constant + 2 * torch.pi * 2.0 ** -(FP32 - 1) * precision.ufp(turns)
 
 
+def fast_reduction_words() -> str:
+    """The limits of `fast_reduction` up to a turn and up to 50 turns, in markdown."""
+    near, far = fast_reduction(torch.tensor([2 * torch.pi - 1e-9, 100 * torch.pi], dtype=torch.float64)).log2().tolist()
+    return f"$2^{{{near:.1f}}}$ up to $2\\pi$ and $2^{{{far:.1f}}}$ up to $100\\pi$."
+
+
 GPU_METHODS: dict[str, Method] = {
     "TF32 matmul": from_angles(_matrix_product, TF32_BOUND),
     "TF32 batched matmul": from_angles(_batched_product, TF32_BOUND),

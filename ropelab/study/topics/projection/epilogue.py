@@ -1,6 +1,7 @@
 """Show where an epilogue finds the two features of a pair: in which thread, and how far apart."""
 
 import inspect
+from html import escape
 
 import pandas as pd
 import torch
@@ -24,8 +25,11 @@ def thread_of(column: torch.Tensor) -> torch.Tensor:
 
 
 def meetings() -> pd.DataFrame:
-    """For each width and layout: whether the features of every pair are in one thread, and in one piece of a tile."""
-    rows = []
+    """For each width and layout: whether the features of every pair are in one thread, and in one piece of a tile.
+
+    The last two columns say "yes" or "no".
+    """
+    rows, words = [], {True: "yes", False: "no"}
     for head_dim, rotary_dim in WIDTHS:
         for layout in LAYOUTS:
             first, second = pairs(torch.arange(rotary_dim), layout)
@@ -35,12 +39,14 @@ def meetings() -> pd.DataFrame:
             piece = ((starts + first) // SUBTILE == (starts + second) // SUBTILE).all().item()
             rows.append({
                 "head_dim": head_dim, "rotary_dim": rotary_dim, "layout": layout,
-                "columns apart": int((second - first).abs().max()), "one thread": same, "one piece": piece,
+                "columns apart": int((second - first).abs().max()),
+                "one thread": words[same], "one piece": words[piece],
             })  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def listing(*names: str) -> str:
-    """The source of functions of the kernel, as a block of code in markdown."""
+def listing(summary: str, *names: str) -> str:
+    """The source of functions of the kernel, folded below ``summary``, as HTML."""
     found = [inspect.getsource(getattr(projection_triton, name).fn).rstrip() for name in names]
-    return ("```python\n" + "\n\n\n".join(found) + "\n```").replace("  # fmt: skip", "")
+    source = "\n\n\n".join(found).replace("  # fmt: skip", "")
+    return f"<details><summary>{summary}</summary><pre>{escape(source)}</pre></details>"

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import pandas as pd
 
 from ropelab.bench.projection import ALONE, BY_QUACK, COMPUTED, COPY, KERNEL, OURS, PRODUCT, QUACK
-from ropelab.bench.projection_law import Machine, Product
+from ropelab.bench.projection_law import Machine, Product, widest_that_pays
 from ropelab.bench.rows import timed
+from ropelab.study.engine.words import value_range
 
 RECORD, BLOCKS = "projection", "projection_blocks"
 """The names of the records."""
@@ -36,6 +37,17 @@ def machines(frame: pd.DataFrame) -> dict[str, Machine]:
         product = Product(int(tokens.max()), INPUTS, **MODEL)
         found[str(gpu)] = Machine.measured(product, large[ALONE], large[COPY], small[OURS] - small[ALONE])
     return found
+
+
+def rates(frame: pd.DataFrame, q_heads: int, k_heads: int, inputs: int) -> pd.DataFrame:
+    """The rates of each GPU in words, and what the law says of a product with these heads and K = ``inputs``."""
+    model = Product(16384, inputs, q_heads, k_heads)
+    return pd.DataFrame(
+        {"GPU": name, "F, TFLOP/s": f"{machine.flops / 1e12:.0f}", "B, GB/s": f"{machine.bandwidth / 1e9:,.0f}",
+         "launch, µs": f"{machine.launch_us:.1f}", "pass / product": f"{model.most_loss(machine):.1%}",
+         "largest K at a loss of 4 %": f"{widest_that_pays(0.04, machine, q_heads, k_heads):,.0f}"}
+        for name, machine in machines(frame).items()
+    )  # fmt: skip
 
 
 def passes(frame: pd.DataFrame) -> pd.DataFrame:
@@ -70,6 +82,14 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
     return table.assign(
         product=own / table[ALONE] - 1, epilogue=table[KERNEL] / own - 1, computed=table[COMPUTED] / own - 1
     )
+
+
+def loss_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """The ranges of `losses` in percent over large products, for each GPU and K."""
+    rows = losses(frame)
+    rows = rows[rows.tokens >= MANY].groupby(["gpu", "inputs"], sort=False)[["product", "epilogue"]]
+    found = rows.agg(lambda values: value_range(100 * values, ".1f").replace("-0.0", "0.0"))
+    return found.rename(columns={"product": "product, % of cuBLAS", "epilogue": "rotation, % of our product"})
 
 
 def best(frame: pd.DataFrame) -> pd.DataFrame:
@@ -122,3 +142,40 @@ def blocks(frame: pd.DataFrame) -> pd.DataFrame:
     return rows.pivot_table(
         index=["gpu", "block", "q_heads", "tokens"], columns="contender", values="over_product", sort=False
     )
+
+
+def law_sentence(frame: pd.DataFrame) -> str:
+    """The share of the pass in large products, and how it agrees with the law."""
+    large = passes(frame)
+    large = large[large.tokens >= MANY]
+    agreement = large.measured / large.predicted
+    return (
+        f"From {MANY:,} tokens on, the pass takes {value_range(100 * large.measured, '.0f')} % of the product. That is "
+        f"{agreement.median():.2f} of what the law says in the median, and {value_range(agreement)} over all "
+        f"{len(large)} products."
+    )
+
+
+def losses_sentence(frame: pd.DataFrame) -> str:
+    """What our product and its rotation lose in large products."""
+    rows = losses(frame)
+    rows = rows[rows.tokens >= MANY]
+    return (
+        f"From {MANY:,} tokens on, our product takes {value_range(1 + rows['product'])} of the time of cuBLAS. Its "
+        f"rotation takes {value_range(100 * rows.epilogue, '.0f')} % more, and with computed angles "
+        f"{value_range(100 * rows.computed, '.0f')} %."
+    )
+
+
+def best_sentence(frame: pd.DataFrame) -> str:
+    """The best kernel without a pass over the product and the pass, in large products."""
+    rows = best(frame)
+    rows = rows[rows.tokens >= MANY]
+    return (
+        f"From {MANY:,} tokens on, the best kernel without a pass takes {value_range(rows.ratio)} of the time of the "
+        f"product and the pass, and is faster in {(rows.ratio < 1).sum()} of {len(rows)} products."
+    )
+
+
+SENTENCES = {"law": law_sentence, "losses": losses_sentence, "best": best_sentence}
+"""The findings of the chapter by name."""
