@@ -175,6 +175,8 @@ def call(function: Callable[..., Any], arguments: Arguments, form: str) -> Any:
 def _said(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_said, value))})"
     return repr(value)
 
 
