@@ -95,7 +95,8 @@ def rows(subject: CacheSubject, case: CacheCase, memory: torch.Tensor) -> tuple[
 def told(subject: CacheSubject, case: CacheCase, which: int, scales: np.ndarray | None = None) -> Bounded:
     """Return value and bound of a part by the definition of a subject, beside other scales if there are some."""
     value, bound = subject.expected(case)[K if which == RETURNED else which % SCALES]
-    return stored(subject, case, which, *(x[kept(subject, case, which)] for x in (value, bound)), scales)
+    tokens = kept(subject, case, which)
+    return stored(subject, case, which, value[tokens], bound[tokens], scales)
 
 
 def stored(

@@ -47,7 +47,7 @@ def _answer(made: Callable[[int], Plan], which: int) -> Told | str:
         return np.full((1, 1, 1, 1), float(plan.changed_arguments)), np.zeros(1)
     if plan.overwritten and plan.question.after is not None:
         return plan.subject.expected(plan.question.after)[which]
-    if plan.question.kind == INPUTS and not plan.changed_inputs:
+    if plan.question.kind == INPUTS and plan.changed_inputs == plan.subject.in_place:
         return exact(case.inputs[which]), np.zeros(1)
     given = [exact(x) for x in (case.cotangents if plan.is_gradient else case.inputs)]
     if not plan.is_gradient:
