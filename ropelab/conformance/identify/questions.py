@@ -191,8 +191,9 @@ def second_gradient(subject: Subject, case: Case) -> Tensors:
         inputs = tuple(x.detach().requires_grad_() for x in case.inputs)
         outputs = subject(replace(case, inputs=inputs))
         made = [(y, g) for y, g in zip(outputs, case.cotangents, strict=True) if y.requires_grad] or [(outputs[0],) * 2]
+        ys, cotangents = zip(*made, strict=True)
         with subject.surroundings.theirs():
-            torch.autograd.backward(*map(tuple, zip(*made, strict=True)))
+            torch.autograd.backward(ys, cotangents)
     return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in inputs)
 
 
