@@ -16,7 +16,7 @@ from ropelab.conformance.bounds import (
     exact,
     table_angle_error,
 )
-from ropelab.conformance.identify.plan import REDUCED, Plan, Wires, rounded
+from ropelab.conformance.identify.plan import REDUCED, TURNS, Plan, Wires, rounded
 from ropelab.conformance.identify.questions import ARGUMENTS, INPUTS
 from ropelab.layout.pairing import pairs
 
@@ -288,6 +288,8 @@ def _rounded_angles(plan: Plan, angles: np.ndarray, error: np.ndarray) -> tuple[
     turn and of the difference, in the function and in the plan.
     """
     found = rounded(plan, "angle", angles + plan.side.get("angle", 0) * error)
+    if plan.rounded["angle"] == TURNS:
+        return found, error + 2 * np.pi * FLOAT32_UNIT  # the fraction of a turn becomes an angle in float32
     if plan.rounded["angle"] != REDUCED:
         return found, np.zeros_like(error)
     return found, error + 2 * FLOAT32_UNIT * (2 * abs(angles) + np.pi)

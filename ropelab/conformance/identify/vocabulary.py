@@ -573,7 +573,7 @@ def vocabulary() -> Iterator[Deviation]:
                _rounding(("position",), OF_INPUT))  # fmt: skip
     yield make("rounding of table", "rounds cosines and sines to the dtype of the input", BITS,
                _rounding(("table",), OF_INPUT))  # fmt: skip
-    words = "computes the angles from frequencies as turns in float32, without what float32 cannot hold of them"
+    words = "computes angles as turns in float32, from frequencies that are rounded to float32"
     yield make("rounding of operands", words, BITS, _rounding(("frequency", "angle"), TURNS))
     yield make("rounding of angle", f"reduces angles to {REDUCED}", BITS, _rounding(("angle",), REDUCED))
     for name in [name for name in FORMATS if name != TURNS]:
