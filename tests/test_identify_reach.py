@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ropelab import mrope_axes
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance import verify
 from ropelab.conformance.cache.correct import FORMS, Operator
 from ropelab.conformance.cache.faults import CACHE_FAULTS
@@ -198,12 +199,89 @@ def height_for_width(q, k, cos, sin, positions, mrope_section, mrope_interleaved
     return correct.mrope(q, k, cos, sin, positions[[0, 2, 1]], mrope_section, mrope_interleaved)
 
 
+@reached("flash_attn", "takes offset 0 for all packed documents")
+def offsets_lost_in_packed_calls(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None,
+                                 max_seqlen=None):  # fmt: skip
+    if cu_seqlens is not None:
+        return correct.flash_attn(x, cos, sin, interleaved, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
+    return correct.flash_attn(x, cos, sin, interleaved, seqlen_offsets=seqlen_offsets)
+
+
+@reached("flash_attn", "stays as it was, and the result is in other memory", inplace=True)
+def result_beside_the_input(x, *tables, inplace=False, **where):
+    return correct.flash_attn(x.clone(), *tables, inplace=inplace, **where)
+
+
+@reached("mrope", "lets the axes take turns up to the last pair")
+def turns_to_the_end(q, k, cos, sin, positions, mrope_section, mrope_interleaved=False):
+    if not mrope_interleaved:
+        return correct.mrope(q, k, cos, sin, positions, mrope_section, False)
+    pair = torch.arange(sum(mrope_section))
+    rows = positions[pair % 3, :].T.long()
+    c, s = (table[rows, pair][:, None] for table in (cos, sin))
+    return correct.turn(q, c, s), correct.turn(k, c, s)
+
+
+@reached("complex", "is zero")
+def key_without_a_gradient(xq, xk, freqs_cis):
+    return correct.complex_numbers(xq, xk.detach(), freqs_cis)
+
+
+@reached("plain", "is not rotated behind the last full block of 100 tokens in sequences of more than 100 tokens")
+def remainder_left(x, positions):
+    y, count = correct.plain(x, positions), x.shape[1]
+    return torch.cat((y[:, : count // 100 * 100], x[:, count // 100 * 100 :]), 1) if count > 100 else y
+
+
+@reached("huggingface", "rounds the input to float16", dtype=torch.bfloat16)
+def beyond_float16(q, k, cos, sin, unsqueeze_dim=1):
+    narrow = (x.half().float() if x.dtype == torch.bfloat16 else x for x in (q, k))
+    return tuple(y.to(q.dtype) for y in correct.huggingface(*narrow, cos, sin, unsqueeze_dim))
+
+
+class FirstTables(torch.nn.Module):
+    """A module whose tables keep the dtype of the call that made them."""
+
+    tables = None
+
+    def forward(self, q, k):
+        if self.tables is None or self.tables[0].shape[0] < q.shape[1]:
+            angles = torch.arange(2 * q.shape[1])[:, None] * inverse_frequencies(q.shape[-1])
+            self.tables = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+        cos, sin = (t[: q.shape[1], None].to(q.dtype) for t in self.tables)
+        return correct.turn(q, cos, sin), correct.turn(k, cos, sin)
+
+
+REACHED["tables_of_the_first_dtype"] = (
+    FirstTables(), "module", "rounds cosines and sines to bfloat16 after a call in bfloat16", {},
+)  # fmt: skip
+
+
+@reached("qkv_rope", "lacks the part of v: no gradient arrives from v")
+def v_without_a_gradient(x, weight, **options):
+    q, k, v = correct.qkv_rope(x, weight, **options)
+    return q, k, v.detach()
+
+
 @pytest.mark.parametrize("name", REACHED)
 def test_it_is_described(name):
     function, convention, says, options = REACHED[name]
     found = identified(function, convention, **options)
     assert found.proven, found
     assert says in [f"{deviation.words} {deviation.scope.words}".strip() for deviation in found.deviations], found
+
+
+def test_an_overwritten_input_is_no_memory_of_a_call():
+    def overwrites(t, freqs_cos, freqs_sin):
+        return t.copy_(correct.deepspeed(t, freqs_cos, freqs_sin)) if t.is_contiguous() else t
+
+    report = verify(overwrites, "deepspeed", laws=["definition"])
+    assert report.history == ()
+
+
+def test_a_cache_of_the_first_dtype_breaks_a_law():
+    report = verify(FirstTables(), "module", laws=["dtype"], shrink=False)
+    assert report.failed == ("dtype",), report
 
 
 def test_what_earlier_calls_leave_is_said():

@@ -24,7 +24,7 @@ from ropelab.conformance.declared import DTYPES, check_device, declare
 from ropelab.conformance.report import diagnosis, identification
 from ropelab.conformance.result import Result
 from ropelab.conformance.surroundings import Surroundings
-from ropelab.conformance.verify import check_function, judge, measure
+from ropelab.conformance.verify import check_function, judge, measurable, measure
 from ropelab.conformance.words import failure, said
 
 REQUEST, NOTES = "request.json", "notes"
@@ -110,8 +110,7 @@ def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
         raise Unusable(f"target: expected package.module:function, got {target} ({reason})") from None
     report = judge(function, declaration, surroundings, begun=notes.begun, found=notes.result)
     notes.write("diagnosis", {"diagnosis": [str(fault) for fault in report.diagnosis], "words": diagnosis(report)})
-    raised = all(result.status == "error" for result in report.results if result.failed)
-    if report.failed and not raised:
+    if measurable(report, declaration):
         notes.begun("the identification")
         found = measure(function, declaration, surroundings, report)
         notes.write("identification", {"found": found.as_dict(), "words": identification(found)})

@@ -62,6 +62,7 @@ class Convention:
         sees_documents: whether a function is told where packed documents begin; otherwise it sees positions at most.
         ends_with_documents: whether, by contract, a packed buffer ends with its last document.
         autocasts: whether, by contract, results under autocast have its dtype, as those of a linear layer.
+        gradients_mean: what a deviation of the gradients of x, q or k says of the tensors that the function gets.
         partial: whether, by contract, features beyond the width of the tables pass unchanged.
         narrow: whether tables and maths have the dtype of the inputs unless the author declares otherwise.
         layouts: the layouts of the convention, its default first.
@@ -81,6 +82,7 @@ class Convention:
     sees_documents = True
     ends_with_documents = False
     autocasts = False
+    gradients_mean: Mapping[str, str] = {}
     partial = True
     narrow = False
     layouts: tuple[str, ...] = LAYOUTS
@@ -175,6 +177,8 @@ def call(function: Callable[..., Any], arguments: Arguments, form: str) -> Any:
 def _said(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_said, value))})"
     return repr(value)
 
 

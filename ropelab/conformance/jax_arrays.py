@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any
 
 import torch
@@ -27,46 +27,87 @@ def of_jax(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     import jax  # noqa: F401  a missing package is an error here, and not in the first call
 
+    programs: dict[str, _Program] = {}
+
     @wraps(function)
     @torch.compiler.disable
     def of_tensors(*arguments: Any, **options: Any) -> Any:
         given = [*arguments, *options.values()]
-        moving = [i for i, x in enumerate(given) if isinstance(x, torch.Tensor) and _differentiable(x)]
-        single: list[bool] = []
+        count, first = len(given), len(arguments)
+        tensors = [i for i, x in enumerate(given) if isinstance(x, torch.Tensor)]
+        moving = [i for i in tensors if _differentiable(given[i])]
+        fixed = [i for i in tensors if i not in moving]
+        others = {i: x for i, x in enumerate(given) if i not in tensors}
 
-        def of_arrays(*arrays: Any) -> tuple[Any, ...]:
-            values = [_array(x) if isinstance(x, torch.Tensor) and i not in moving else x for i, x in enumerate(given)]
-            for i, array in zip(moving, arrays, strict=True):
-                values[i] = array
-            found = function(*values[: len(arguments)], **dict(zip(options, values[len(arguments) :], strict=True)))
-            single.append(not isinstance(found, (tuple, list)))
-            return (found,) if single[-1] else tuple(found)
+        def of_arrays(kept: Sequence[Any], *arrays: Any) -> tuple[Any, ...]:
+            values = others | dict(zip(fixed, kept, strict=True)) | dict(zip(moving, arrays, strict=True))
+            ordered = [values[i] for i in range(count)]
+            found = function(*ordered[:first], **dict(zip(options, ordered[first:], strict=True)))
+            program.single = not isinstance(found, (tuple, list))
+            return (found,) if program.single else tuple(found)
 
-        found = _Call.apply(of_arrays, *(given[i] for i in moving))
-        return found[0] if single[0] else found
+        key = repr((first, tuple(options), moving, fixed, others))
+        program = programs.setdefault(key, _Program(of_arrays, len(moving)))
+        found = _Call.apply(program, [_array(given[i]) for i in fixed], *(given[i] for i in moving))
+        return found[0] if program.single else found
 
     return of_tensors
 
 
+class _Program:
+    """A function of arrays that ``jax.jit`` compiles once for each shape, as users of JAX do.
+
+    Compiling every operation of a call for itself takes several times as long.
+
+    Attributes:
+        function: takes a list of arrays that get no gradient, and ``count`` arrays that may get one; returns a tuple.
+        results: the number of arrays that it returned.
+        single: whether the user's function returned one array.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Any, ...]], count: int):
+        self.function, self.count, self.single = function, count, False
+        self.results = 0
+        self.traced: Any = None
+
+    def __call__(self, kept: Sequence[Any], *arrays: Any) -> tuple[Any, ...]:
+        import jax
+
+        if self.traced is None:
+            self.traced = jax.jit(self.function)
+        try:
+            found = self.traced(kept, *arrays)
+        except Exception:  # the function raises, or it cannot be traced and runs as it is
+            found = self.function(kept, *arrays)
+            self.traced = self.function
+        self.results = len(found)
+        return found
+
+    @cached_property
+    def back(self) -> _Program:
+        """The gradients of the arrays, from these and the gradients of the results."""
+
+        def pulled_back(kept: Sequence[Any], *values: Any) -> tuple[Any, ...]:
+            import jax
+
+            moved, grads = values[: self.count], values[self.count :]
+            return jax.vjp(lambda *arrays: self.function(kept, *arrays), *moved)[1](grads)
+
+        return _Program(pulled_back, self.count + self.results)
+
+
 class _Call(torch.autograd.Function):
-    """A function of floating arrays that returns a tuple of arrays; its backward is such a call, too."""
+    """A program whose backward is a program, too."""
 
     @staticmethod
-    def forward(ctx, function, *tensors):
-        ctx.function = function
+    def forward(ctx, program, kept, *tensors):
+        ctx.program, ctx.kept = program, kept
         ctx.save_for_backward(*tensors)
-        return tuple(_tensor(y) for y in function(*map(_array, tensors)))
+        return tuple(_tensor(y) for y in program(kept, *map(_array, tensors)))
 
     @staticmethod
     def backward(ctx, *grads):
-        import jax
-
-        function, tensors = ctx.function, ctx.saved_tensors
-
-        def pulled_back(*values: Any) -> Sequence[Any]:
-            return jax.vjp(function, *values[: len(tensors)])[1](tuple(values[len(tensors) :]))
-
-        return None, *_Call.apply(pulled_back, *tensors, *grads)
+        return None, None, *_Call.apply(ctx.program.back, ctx.kept, *ctx.saved_tensors, *grads)
 
 
 def _differentiable(x: torch.Tensor) -> bool:

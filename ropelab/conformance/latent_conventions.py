@@ -40,6 +40,10 @@ class AssembleMLA(Ropelab):
     expresses = ALL - {"padding", "axes"}  # a token without a position keeps its value
     pair = False
     in_place = False
+    gradients_mean = {
+        "is multiplied by 2": "is that of the first of the heads that share the key, and not the sum over the heads",
+        "is multiplied by 0.5": "is the mean over the heads that share the key, and not the sum",
+    }
     constant_tables: bool | None = True
 
     def arguments(self, implementation, case):

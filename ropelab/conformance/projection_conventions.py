@@ -32,6 +32,9 @@ class QKVRope(Ropelab):
     in_place = False
     constant_tables = True
     autocasts = True
+    gradients_mean = {
+        "has twice the gradient in the features that do not rotate": "lacks the part of v: no gradient arrives from v"
+    }
     seq_formats = ("bshd", "sbhd")
 
     def arguments(self, implementation, case):
@@ -95,6 +98,7 @@ class RotaryEpilogue(Convention):
 
     def outputs(self, implementation, case, returned, arguments):
         x, y = arguments.inputs[0], returned["D"] if isinstance(returned, Mapping) and "D" in returned else returned
+        y = y[0] if isinstance(y, torch.Tensor) and y.shape == (1, *x.shape) else y  # of positions [1, T]
         if not isinstance(y, torch.Tensor) or y.shape != x.shape:
             got = getattr(y, "shape", type(y).__name__)
             raise Broken(f"the function, called as {self.signature}, returned {got}, expected {tuple(x.shape)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -261,7 +262,9 @@ class Module(OwnAngles):
 
     def callable(self, implementation, case):
         if isinstance(implementation.function, torch.nn.Module):
-            return implementation.function
+            if "module" not in implementation.state:  # a copy has no memory of the calls of other laws
+                implementation.state["module"] = _copied(implementation.function)
+            return implementation.state["module"]
         key = (features_of(case), case.rotary_dim)
         if key not in implementation.state:
             options = self._options(implementation, case)
@@ -274,6 +277,14 @@ class Module(OwnAngles):
         with implementation.surroundings.theirs():
             self.callable(implementation, case)  # makes the module, for the right head size
         yield "q and k of half the head size", replace(good, positional=tuple(x[..., ::2] for x in good.positional))
+
+
+def _copied(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a module, or the module itself if it cannot be copied."""
+    try:
+        return deepcopy(module)
+    except Exception:
+        return module
 
 
 class Plain(OwnAngles):

@@ -131,11 +131,12 @@ class Subject(Implementation):
         self.require_gradients()
         inputs = tuple(x.detach().requires_grad_() for x in case.inputs)
         outputs = self(replace(case, inputs=inputs))
-        if not all(y.requires_grad for y in outputs):
+        made = [(y, copied(g)) for y, g in zip(outputs, case.cotangents, strict=True) if y.requires_grad]
+        if not made:
             raise Broken("the output has no grad_fn: autograd has no record of the function, and no gradient arrives")
-        cotangents = tuple(map(copied, case.cotangents))  # a faulty backward may overwrite them
+        ys, cotangents = zip(*made, strict=True)  # copies, because a faulty backward may overwrite cotangents
         with self.surroundings.theirs():  # the backward may be code of the function's author
-            found = grad(outputs, inputs, cotangents, allow_unused=True, **options)
+            found = grad(ys, inputs, cotangents, allow_unused=True, **options)
         return outputs, tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))
 
     def with_inputs(self, case: Case, inputs: Sequence[torch.Tensor]) -> Case:

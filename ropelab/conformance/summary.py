@@ -22,8 +22,9 @@ def summary(found: Mapping[str, Any]) -> str:
         return ""
     raised = [result for result in broken if result["status"] == "error"]
     parts: list[list[str]] = []
-    if len(raised) < len(broken):
-        parts.append(list(_does(found["identification"], broken)))
+    measured = found["identification"]
+    if len(raised) < len(broken) or (measured is not None and (measured["proven"] or measured["facts"])):
+        parts.append(list(_does(measured, broken)))
         faults = found["diagnosis"][:FEW]
         if faults:
             parts.append(["Known faults with the same answers:", *(f"  - {line}" for line in faults)])

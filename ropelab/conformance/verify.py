@@ -67,8 +67,7 @@ def verify(
     check_function(function)
     surroundings = Surroundings()
     report = judge(function, declaration, surroundings, shrink=shrink, diagnose=diagnose)
-    raised = all(result.status == "error" for result in report.results if result.failed)
-    if raised or not diagnose:
+    if not (diagnose and measurable(report, declaration)):
         return report
     return replace(report, measuring=lambda: measure(function, declaration, surroundings, report))
 
@@ -128,6 +127,12 @@ def judge(
                 diagnosis = tuple(find_faults(fresh(), counterexamples, sizes=sizes, seconds=seconds))
     about = {"function": getattr(function, "__qualname__", function), **declaration.about}
     return Report(about, tuple(results), diagnosis, history)
+
+
+def measurable(report: Report, declaration: Declaration) -> bool:
+    """Return whether a report says that the function is wrong, and calls of it have results that can be measured."""
+    failed = [result.status for result in report.results if result.failed]
+    return bool(failed) and (declaration.writes_cache or set(failed) != {"error"})
 
 
 def measure(

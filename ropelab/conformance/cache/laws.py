@@ -19,6 +19,7 @@ from ropelab.conformance.cache.block_scales import BlockScales, parts
 from ropelab.conformance.cache.case import CacheCase, arranged, bit_numbers, bits, numbers
 from ropelab.conformance.cache.convention import ROWS, Written
 from ropelab.conformance.cache.conventions import UNWRITTEN
+from ropelab.conformance.cache.seen import made_scales
 from ropelab.conformance.cache.subject import SCALES, CacheSubject
 from ropelab.conformance.cache_bounds import row_scale
 from ropelab.conformance.case import Broken, NotApplicable
@@ -95,17 +96,9 @@ def _against_truth(subject: CacheSubject, case: CacheCase, what: str = "") -> It
         if found is None:
             continue
         actual = numbers(found)[kept] if name in ("q", "k") else numbers(found)
-        scales = None if written.scales is None else _scales(case, written.scales, which)[kept if which == 0 else ...]
+        scales = written.scales and made_scales(case, written.scales, which)[kept if which == 0 else ...]
         value, bound = subject.stored(case, which, value[kept], bound[kept], found.dtype, scales)
         yield Comparison(name + what, actual, value, bound, case, AXES, truth=True)
-
-
-def _scales(case: CacheCase, scales: tuple[torch.Tensor, ...], which: int) -> np.ndarray:
-    """Return the made scales of q ``[T, H]``, or of k or v in the slots of the tokens with a slot ``[n, H]``."""
-    if which == 0:
-        return numbers(scales[0])
-    slots, size = case.slots[case.slots >= 0], scales[which].shape[1]
-    return numbers(scales[which][slots // size, slots % size])
 
 
 @law("The score of a rotated q and a stored k depends on the distance of their positions only.",
@@ -168,7 +161,7 @@ def row_scales(subject, sizes):
             kept = live if which else slice(None)
             scale, error = row_scale(value[kept], bound[kept], dtype)
             yield Comparison(
-                f"scales of {name} in {_name(dtype)}", _scales(case, written.scales, which), scale, error, case,
+                f"scales of {name} in {_name(dtype)}", made_scales(case, written.scales, which), scale, error, case,
                 AXES[:2], truth=True,
             )  # fmt: skip
 

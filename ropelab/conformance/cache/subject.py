@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
@@ -17,19 +16,18 @@ from ropelab.conformance.bounds import (
     Arithmetic,
     Rounding,
     exact,
-    rotate_exactly,
     table_angle_error,
 )
 from ropelab.conformance.cache.block_scales import BlockScales
 from ropelab.conformance.cache.case import CacheCase, arranged
 from ropelab.conformance.cache.convention import ROWS, CacheConvention, Written
+from ropelab.conformance.cache.definition import Definition
 from ropelab.conformance.cache_bounds import (
     DIVIDE,
     cache_bound,
     float8_bound,
     norm_bound,
     norm_error,
-    rms_norm,
     row_scale,
 )
 from ropelab.conformance.case import Sizes
@@ -37,7 +35,6 @@ from ropelab.conformance.convention import call, check_tensor
 from ropelab.conformance.implementation import Implementation
 from ropelab.kernels import NO_POSITION
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
-from ropelab.layout.pairing import pairs
 
 BLOCK_SIZE = 16
 """The slots of a block in most cases, as by default in vLLM and FlashInfer."""
@@ -52,15 +49,6 @@ def _nearest(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
     return (to_float8(x.float() / scale, dtype).float() * scale).to(x.dtype)
 
 
-def yarn(frequencies: np.ndarray, place: np.ndarray, factor: float) -> np.ndarray:
-    """Return YaRN's frequencies ``[R/2]``: kept below place 0 of the ramp, divided by the factor beyond place 1."""
-    share = np.clip(place, 0, 1)
-    return frequencies * (1 - share) + frequencies / factor * share
-
-
-Scaling = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
-
-
 @dataclass(frozen=True)
 class CacheSubject(Implementation):
     """An operator with the convention by which it is called.
@@ -72,7 +60,7 @@ class CacheSubject(Implementation):
         norm_last: whether the norm comes after the rotation (Hunyuan), not before it (Qwen3).
         norm_across: whether all heads of q, and all heads of k, of a token share a norm (Wan, OLMo 2).
         table_free: whether the caller passes frequencies (`ropelab.rotary_frequencies`) in place of tables.
-        scaling: YaRN's frequencies, from the unscaled ones, the places of the pairs on the ramp, and the factor.
+        definition: the parts of the definition, which an identification exchanges.
 
     `Implementation` describes the other attributes.
     """
@@ -82,7 +70,7 @@ class CacheSubject(Implementation):
     norm_last: bool = False
     norm_across: bool = False
     table_free: bool = False
-    scaling: Scaling = yarn
+    definition: Definition = Definition()
 
     # ---------------------------------------------------------------------------------- how the function is called
 
@@ -183,8 +171,9 @@ class CacheSubject(Implementation):
         allows it.
         """
         arithmetic = self.arithmetic()
-        c, s, table = self._cosines(case)
+        c, s, table = self.cosines(case)
         turning = replace(arithmetic, table=table, store=NO_ROUNDING)
+        turns = self.turning(case.inputs[0].shape[-1], case.rotary_dim)
         placed = (case.token_positions()[0] != NO_POSITION).numpy()[:, None, None]
         found = []
         for i, x in enumerate(case.inputs[:2]):
@@ -197,16 +186,16 @@ class CacheSubject(Implementation):
             relative = self.norm_error(case, weight.size)
             if case.norm_last:
                 turned, error = self._turned(value, c, s, case.rotary_dim, turning)
-                normed = rms_norm(turned, weight, case.eps)
+                normed = self.definition.norm(turned, weight, case.eps, turns)
                 bound = norm_bound(turned, error, weight, case.eps, relative, arithmetic.compute)
             else:
-                normed = rms_norm(value, weight, case.eps)
+                normed = self.definition.norm(value, weight, case.eps, turns)
                 normed, bound = self._turned(normed, c, s, case.rotary_dim, turning, relative)
             found.append((normed, bound + arithmetic.store.of(abs(normed) + bound)))
         v = exact(case.inputs[2][0])
         return found[0], found[1], (v, np.zeros_like(v))
 
-    def _cosines(self, case: CacheCase) -> tuple[np.ndarray, np.ndarray, Rounding]:
+    def cosines(self, case: CacheCase) -> tuple[np.ndarray, np.ndarray, Rounding]:
         """Return the exact cos and sin ``[T, 1, R/2]``, and how far the operator's cos and sin may be from them.
 
         Entries of tables that the caller passes are exact. An operator that gets frequencies computes both itself, to
@@ -218,12 +207,13 @@ class CacheSubject(Implementation):
             cos, sin = (exact(table)[abs(positions)][:, None] for table in self.convention.tables(self, case))
             sin = sin * np.sign(positions)[:, None, None]
             cast = Rounding.nearest(self.dtype) if self.lenient and not self.narrow else NO_ROUNDING
+            cos, sin = self.definition.tables(cos, sin, 1.0)
             return cos, -sin if self.reversed != self.convention.inverse else sin, cast
         frequencies = exact(inverse_frequencies(case.rotary_dim, self.base))
         factor, low, high, attention_factor = case.yarn
         if factor != 1:
             place = (np.arange(len(frequencies), dtype=EXACT) - low) / (high - low)
-            frequencies = self.scaling(frequencies, place, factor)
+            frequencies = self.definition.scaling(frequencies, place, factor)
         angles = positions[:, None, None].astype(EXACT) * frequencies
         computed, kept = (
             Rounding.truncating(torch.float32),
@@ -237,18 +227,24 @@ class CacheSubject(Implementation):
             inexact = FLOAT32_UNIT * abs(angles) * (3 * abs(np.log(frequencies)) + 10)
             absolute += float(inexact.max(initial=0))
         sines = np.sin(-angles if self.reversed else angles)
-        return attention_factor * np.cos(angles), attention_factor * sines, Rounding(unit, attention_factor * absolute)
+        tables = self.definition.tables(attention_factor * np.cos(angles), attention_factor * sines, attention_factor)
+        return *tables, Rounding(unit, attention_factor * absolute)
 
     def _turned(self, value, c, s, rotary_dim: int, arithmetic: Arithmetic, relative: float = 0.0) -> Bounded:
         y, bound = value.copy(), abs(value) * relative
-        turns = slice(value.shape[-1] - rotary_dim, None) if self.convention.rotates_last else slice(rotary_dim)
-        pair = pairs(value[..., turns], self.layout)
-        results = rotate_exactly(*pair, c, s)
+        turning, definition = self.turning(value.shape[-1], rotary_dim), self.definition
+        pair = definition.members(value, turning, self.layout)
+        results = definition.turn(*pair, c, s)
         bounds = cache_bound(*pair, c, s, arithmetic, relative)
         for whole, parts in ((y, results), (bound, bounds)):
-            for features, part in zip(pairs(whole[..., turns], self.layout), parts, strict=True):
+            members = (definition.stores or definition.members)(whole, turning, self.layout)
+            for features, part in zip(members, parts, strict=True):
                 features[...] = part
         return y, bound
+
+    def turning(self, head_dim: int, rotary_dim: int) -> slice:
+        """Return the features of a head that turn: the first, or the last."""
+        return slice(head_dim - rotary_dim, None) if self.convention.rotates_last else slice(rotary_dim)
 
     def arithmetic(self) -> Arithmetic:
         """Return the roundings after the norm that a right operator may make on the subject's dtype.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ropelab.conformance.bounds import exact
-from ropelab.conformance.case import NotApplicable, Sizes
+from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question
 from ropelab.conformance.law import names
 from ropelab.conformance.subject import Subject
@@ -75,12 +75,13 @@ def recalls(fresh: Callable[[], Subject], sizes: Sizes) -> tuple[str, ...]:
     try:
         small = subject.draw(sizes)
         bounds = [bound for _, bound in subject.expected(small)]
-        first = [exact(y) for y in subject(small)]
+        first = [exact(y) for y in subject(_copy(small))]
     except Exception:  # the laws will say so
         return ()
     found = []
     far = 100_001 if subject.convention.computes_cosines else 4099
     others: dict[str, dict[str, Any]] = {
+        "a longer call in bfloat16": {"tokens": 8 * sizes.tokens, "dtype": torch.bfloat16},
         "a call at larger positions": {"offsets": far},
         "a call with another factor of the tables": {"factor": 1.5},
         "a call with a longer sequence": {"tokens": 8 * sizes.tokens},
@@ -89,7 +90,7 @@ def recalls(fresh: Callable[[], Subject], sizes: Sizes) -> tuple[str, ...]:
         extents = replace(sizes, tokens=where.pop("tokens", sizes.tokens))
         try:
             fresh()(subject.draw(extents, seed=3, **where))
-            now = [exact(y) for y in fresh()(small)]
+            now = [exact(y) for y in fresh()(_copy(small))]
         except Exception:
             continue
         apart = zip(first, now, bounds, strict=True)
@@ -97,6 +98,10 @@ def recalls(fresh: Callable[[], Subject], sizes: Sizes) -> tuple[str, ...]:
             found.append(f"{words} changes the results of every later call: the function keeps something of it")
             break
     return tuple(found)
+
+
+def _copy(case: Case) -> Case:
+    return replace(case, inputs=tuple(map(copied, case.inputs)))
 
 
 def _answer(subject: Subject, question: Question, given) -> Answers:

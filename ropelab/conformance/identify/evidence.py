@@ -58,14 +58,15 @@ class Answer:
                 hit: np.ndarray = (
                     abs(np.asarray(self.values) - y) <= max((d.rounds for d in deviations), default=1) * bound
                 )
-            hit |= np.isnan(self.values) & np.isnan(y)
+            hit |= (np.isnan(self.values) & np.isnan(y)) | (np.isinf(y) & np.equal(self.values, y))
             near = hit if near is None else np.logical_or(near, hit)
             if near.all():
                 break
         assert near is not None, "there is at least one side"
         nowhere = (self.question.case.token_positions() == NO_POSITION).numpy()
         if nowhere.any() and self.question.kind in (FORWARD, GRADIENT):  # such a token may also pass unchanged
-            near[nowhere] |= np.equal(self.values, self.given)[nowhere]
+            passed = np.equal(self.values, self.given)[nowhere]
+            near[nowhere] |= passed | subject.convention.ends_with_documents
         return ~near
 
     def _outside(self, subject: Subject, deviations: tuple[Deviation, ...]) -> bool:

@@ -139,7 +139,7 @@ def identify(
                 repair = repaired(subject, sizes, best)
                 wrong = evidence.wrong(())
                 right = _right(wrong, evidence.answers)
-                told = tuple(_opposed(d, subject, right) for d in best)
+                told = tuple(_retold(d, subject, right) for d in best)
                 return Identification(told, True, (), repair, _example(subject, sizes, wrong), right)
             evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
         return Identification(best, False, tuple(_unexplained(left, evidence.answers)), facts=_facts(evidence, left))
@@ -263,8 +263,12 @@ def _smaller(subject: Subject, sizes: Sizes, answer: Answer, deadline: float) ->
                     yield candidate, small, elements
 
 
-def _opposed(deviation: Deviation, subject: Subject, right: tuple[str, ...]) -> Deviation:
-    """Return the deviation with the pairs of the other input, if q and k have different pairs."""
+def _retold(deviation: Deviation, subject: Subject, right: tuple[str, ...]) -> Deviation:
+    """Return the deviation in the words of the call: what it is in this convention, and beside the other input."""
+    if deviation.kind == "inputs" and subject.in_place:
+        return replace(deviation, words="stays as it was, and the result is in other memory")
+    if deviation.scope.gradient and deviation.words in subject.convention.gradients_mean:
+        return replace(deviation, words=subject.convention.gradients_mean[deviation.words])
     other = {"q": "k", "k": "q"}.get(deviation.scope.name)
     if deviation.kind != "layout" or other not in right:
         return deviation

@@ -16,7 +16,7 @@ from ropelab.conformance.bounds import (
     exact,
     table_angle_error,
 )
-from ropelab.conformance.identify.plan import REDUCED, Plan, Wires, rounded
+from ropelab.conformance.identify.plan import REDUCED, TURNS, Plan, Wires, rounded
 from ropelab.conformance.identify.questions import ARGUMENTS, INPUTS
 from ropelab.layout.pairing import pairs
 
@@ -47,7 +47,7 @@ def _answer(made: Callable[[int], Plan], which: int) -> Told | str:
         return np.full((1, 1, 1, 1), float(plan.changed_arguments)), np.zeros(1)
     if plan.overwritten and plan.question.after is not None:
         return plan.subject.expected(plan.question.after)[which]
-    if plan.question.kind == INPUTS and not plan.changed_inputs:
+    if plan.question.kind == INPUTS and plan.changed_inputs == plan.subject.in_place:
         return exact(case.inputs[which]), np.zeros(1)
     given = [exact(x) for x in (case.cotangents if plan.is_gradient else case.inputs)]
     if not plan.is_gradient:
@@ -288,6 +288,8 @@ def _rounded_angles(plan: Plan, angles: np.ndarray, error: np.ndarray) -> tuple[
     turn and of the difference, in the function and in the plan.
     """
     found = rounded(plan, "angle", angles + plan.side.get("angle", 0) * error)
+    if plan.rounded["angle"] == TURNS:
+        return found, error + 2 * np.pi * FLOAT32_UNIT  # the fraction of a turn becomes an angle in float32
     if plan.rounded["angle"] != REDUCED:
         return found, np.zeros_like(error)
     return found, error + 2 * FLOAT32_UNIT * (2 * abs(angles) + np.pi)

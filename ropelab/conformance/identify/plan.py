@@ -65,12 +65,20 @@ def _reduced_in_float32(values: np.ndarray) -> np.ndarray:
     return exact(angles - turns * torch.tensor(2 * math.pi, dtype=torch.float32))
 
 
-INTEGER = "an integer"
+INTEGER, TURNS = "an integer", "turns in float32"
+
+
+def _to_turns(values: np.ndarray) -> np.ndarray:
+    """Return angles or frequencies whose number of turns is rounded to float32."""
+    return exact(torch.from_numpy((values / (2 * EXACT(np.pi))).astype(np.float64)).float()) * (2 * EXACT(np.pi))
+
+
 FORMATS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "bfloat16": _to_dtype(torch.bfloat16),
     "float16": _to_dtype(torch.float16),
     "TF32": _to_tf32,
     INTEGER: np.trunc,
+    TURNS: _to_turns,
 }
 """The name of a format -> a function that rounds to it."""
 OF_INPUT = "the dtype of the input"
@@ -139,7 +147,8 @@ class Plan:
         several: whether the function may turn every pair several times.
         swapped: whether cosines and sines change places.
         overwritten: whether a later call overwrites the results.
-        changed_inputs, changed_arguments: whether the call changes its inputs or its other arguments.
+        changed_inputs: whether the call overwrites its inputs though it is not in place, or leaves them though it is.
+        changed_arguments: whether the call changes its other arguments.
     """
 
     def __init__(self, subject: Subject, question: Question, which: int, rotary_dim: int | None = None):

@@ -18,6 +18,7 @@ from ropelab.conformance.subject import Subject
 from ropelab.conformance.tensors import Tensors, copied
 
 FORWARD, GRADIENT, INPUTS, ARGUMENTS = "forward", "gradient", "inputs", "arguments"
+AFTER_BFLOAT16, BEYOND_FLOAT16 = "a call after a call in bfloat16", "numbers beyond those of float16"
 """The kinds of answers: results, gradients, inputs after the call, whether other arguments changed."""
 
 
@@ -118,6 +119,10 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         "packed documents and tokens after them": case(replace(one_row, tokens=9 + more), lengths=(2, 4 + more)),
         "the second rank of context parallelism": case(replace(sizes, tokens=8 + more), shard=(2, 1)),
         "the first rank of context parallelism": case(replace(sizes, tokens=8 + more), shard=(2, 0)),
+        "packed documents on the second rank": case(
+            replace(one_row, tokens=8 + 2 * variant), lengths=(4, 8 + 4 * variant, 4), shard=(2, 1)
+        ),
+        "packed documents on the first rank": case(replace(one_row, tokens=8), lengths=(4, 8, 4), shard=(2, 0)),
         "the second of three ranks": case(replace(sizes, tokens=8 + more), shard=(3, 1)),
         # A number of tokens of their own: a function that remembers tables by their shape has none of this shape.
         "tables with a factor": case(replace(sizes, tokens=tokens + 1), factor=1.5 if variant else 1.25),
@@ -129,6 +134,8 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
     # Axes that take turns need a first section of at least the size of the others.
     sections = {"with adjacent pairs": (section[::-1] if variant else section, False), "in turns": (section, True)}
     for words, (some, turns) in sections.items():
+        if variant and turns:  # the numbers twice as large, and turns up to the last pair, then differ
+            some = (some[0] + some[1] - 1 + some[2] - 1, 1, 1)
         cases[f"positions along three axes {words}"] = case(
             positions=along + more, mrope_section=some, mrope_interleaved=turns
         )
@@ -143,12 +150,18 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         "inputs cut out of q, k and v", replace(whole, inputs=tuple(map(cut, whole.inputs))), FORWARD, forward
     )
     plain, later = cases["tokens from position 0 on"], cases[f"tokens from position {moved} on"]
-    yield Question("a call under autocast", plain, FORWARD, autocast)
+    if not subject.convention.autocasts:
+        yield Question("a call under autocast", plain, FORWARD, autocast)
     yield Question("a call with TF32 allowed", cases[f"tokens from position {beyond} on"], FORWARD, tf32)
     yield Question("a call after a longer sequence", plain, FORWARD, after_longer, (4 * tokens,))
     for times in (1, 2, 3 + variant):
         name = f"a call after {times} equal call{'s' * (times > 1)}"
         yield Question(name, plain, FORWARD, _again(times), times * (tokens,))
+    if subject.dtype != torch.bfloat16:
+        yield Question(AFTER_BFLOAT16, plain, FORWARD, _after_bfloat16)
+    else:
+        far_apart = subject.with_inputs(plain, [x * 2.0**18 for x in plain.inputs])
+        yield Question(BEYOND_FLOAT16, far_apart, FORWARD, forward)
     yield Question("a call after a shorter sequence", plain, FORWARD, _after_shorter, (1,))
     apart_in = "an offset for each sequence"
     for name, at in cases.items():
@@ -177,8 +190,10 @@ def second_gradient(subject: Subject, case: Case) -> Tensors:
     for _ in range(2):
         inputs = tuple(x.detach().requires_grad_() for x in case.inputs)
         outputs = subject(replace(case, inputs=inputs))
+        made = [(y, g) for y, g in zip(outputs, case.cotangents, strict=True) if y.requires_grad] or [(outputs[0],) * 2]
+        ys, cotangents = zip(*made, strict=True)
         with subject.surroundings.theirs():
-            torch.autograd.backward(outputs, case.cotangents)
+            torch.autograd.backward(ys, cotangents)
     return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in inputs)
 
 
@@ -193,6 +208,12 @@ def _again(times: int) -> Callable[[Subject, Case], Tensors]:
     return ask
 
 
+def _after_bfloat16(subject: Subject, case: Case) -> Tensors:
+    """Return the results of the case after a call in bfloat16."""
+    subject(replace(case, inputs=tuple(x.bfloat16() for x in case.inputs)))
+    return subject(case)
+
+
 def _after_shorter(subject: Subject, case: Case) -> Tensors:
     """Return the results of the case after a call with the first token of each sequence."""
     subject(replace(case, inputs=tuple(x[:, :1].clone() for x in case.inputs)))
@@ -200,9 +221,9 @@ def _after_shorter(subject: Subject, case: Case) -> Tensors:
 
 
 def inputs_after(subject: Subject, case: Case) -> Tensors:
-    if subject.in_place:
-        raise NotApplicable("the function works in place")
-    subject(case)
+    if subject.in_place and subject.convention.in_place:
+        raise NotApplicable("the results are read from the inputs")
+    subject.call(case, subject.arguments(case))
     return case.inputs
 
 

@@ -120,6 +120,8 @@ def _undone(subject: Subject, description: tuple[Deviation, ...]) -> tuple[str, 
 
 def _undo(subject: Subject, deviation: Deviation) -> tuple[str, Subject, Callable[[Case], Case] | None] | None:
     scope, kind, parameters = deviation.scope, deviation.kind, deviation.parameters
+    if kind == "inputs" and subject.in_place:
+        return None
     if kind == "inputs":
         return "pass copies of the inputs", mended(subject, copies), None
     if scope.words in WAYS and not scope.gradient:

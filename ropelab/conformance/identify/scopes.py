@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch
 from ropelab.conformance.identify.deviation import Scope
 from ropelab.conformance.identify.evidence import Answer
 from ropelab.conformance.identify.plan import Plan
-from ropelab.conformance.identify.questions import GRADIENT, Question
+from ropelab.conformance.identify.questions import AFTER_BFLOAT16, BEYOND_FLOAT16, GRADIENT, Question
 from ropelab.kernels import NO_POSITION
 
 CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
@@ -24,7 +25,9 @@ CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "where each sequence has its own offset": lambda q, i: isinstance(q.case.offsets, tuple) and not q.case.lengths,
     "where each sequence has its own positions": lambda q, i: len(q.case.token_positions().unique(dim=0)) > 1,
     "where positions do not begin at 0": lambda q, i: bool((q.case.token_positions()[:, :1] != 0).any()),
-    "at negative positions": lambda q, i: bool((q.case.token_positions() < 0).any()),
+    "at negative positions": lambda q, i: bool(
+        ((at := q.case.token_positions()) < 0).logical_and(at != NO_POSITION).any()
+    ),
     "where positions, or rows of the tables, are passed once for all sequences": lambda q, i: (
         q.case.positions is not None and q.case.positions.ndim == 1
     ),
@@ -38,6 +41,11 @@ CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "in the second of two calls": lambda q, i: len(q.before) == 1,
     "after more than one call": lambda q, i: len(q.before) > 1,
     "for the inverse rotation": lambda q, i: q.case.inverse,
+    "after a call in bfloat16": lambda q, i: q.name == AFTER_BFLOAT16,
+    "where numbers are beyond those of float16": lambda q, i: q.name == BEYOND_FLOAT16,
+    "in context-parallel shards of packed documents": lambda q, i: (
+        q.case.shard is not None and q.case.lengths is not None
+    ),
     "where all features rotate": lambda q, i: q.case.rotary_dim == q.case.inputs[i].shape[-1],
     "where some features do not rotate": lambda q, i: q.case.rotary_dim < q.case.inputs[i].shape[-1],
     "for the cotangent of a sum": lambda q, i: q.name == "the gradient of a sum",
@@ -102,10 +110,24 @@ def _within(wide: Scope, ours, name: str, gradient: bool, answers: list[Answer],
         if all(holds(a.question, a.which) for a, _ in ours) and any(not holds(a.question, a.which) for a in right)
     ]
     yield from narrower
-    for words, mask in _masks(ours):
+    masks = _masks(ours)
+    if lengths:
+        words = f"behind the last full block of {longest} tokens"
+        masks = chain(((words, _behind(longest)),), masks)
+    for words, mask in masks:
         yield replace(wide, words=words, mask=mask)
         for scope in narrower:
             yield replace(scope, words=f"{words} {scope.words}", mask=mask)
+
+
+def _behind(size: int) -> Callable[[Plan], np.ndarray]:
+    """Return the mask of the tokens behind the last full block of ``size`` tokens."""
+
+    def mask(plan: Plan) -> np.ndarray:
+        count = max(plan.question.tokens, plan.shape[1])
+        return np.asarray(plan.position >= count // size * size)
+
+    return mask
 
 
 def _tokens(answer: Answer) -> int:
@@ -207,7 +229,7 @@ def _place_in_document(question: Question) -> tuple[np.ndarray, ...]:
     """For each token, the number of its document, its number in the document, and the document's length; else -1."""
     tokens = question.case.shape[1]
     found = np.full((3, tokens), -1)
-    lengths = question.case.lengths or ()
+    lengths = [length // (question.case.shard or (1,))[0] for length in question.case.lengths or ()]
     begin = 0
     for number, length in enumerate(lengths):
         found[:, begin : begin + length] = np.full(length, number), np.arange(length), np.full(length, length)

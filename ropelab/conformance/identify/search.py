@@ -86,8 +86,11 @@ def _search(
             yield _shortest(evidence, start)
             return
     beam = _pruned(beam)
+    tried = False  # two deviations together; numbers are left to explain after exceptions
     for depth in range(MOST):
-        if depth == 1:
+        only_exceptions = all(deviation.kind == "exception" for deviation in beam[0][1])
+        if depth and not only_exceptions and not tried:
+            tried = True
             for start in _together(evidence, wrong, measured):
                 left = evidence.left(start, best)
                 if left == 0:
@@ -186,8 +189,20 @@ def _together(
 
 
 def _longer(evidence: Evidence, description: Description, measured: list[Deviation]) -> Iterator[Description]:
-    """Yield the description with one deviation more, in each scope that contains its wrong answers."""
+    """Yield the description with one deviation more, in each scope that contains its wrong answers.
+
+    Exceptions and wrong numbers have different causes, so that each kind has scopes of its own.
+    """
     wrong = evidence.wrong(description)
+    exceptions = [w for w in wrong if isinstance(w[0].values, str)]
+    numbers = [w for w in wrong if not isinstance(w[0].values, str)]
+    for some in (exceptions, numbers) if exceptions and numbers else (wrong,):
+        yield from _longer_for(evidence, some, description, measured)
+
+
+def _longer_for(
+    evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]], description: Description, measured: list[Deviation]
+) -> Iterator[Description]:
     convention = evidence.subject.convention
     possible = [scope for scope in scopes(wrong, evidence.answers) if expressible(convention, scope.words)]
     known = (d for d in vocabulary() if expressible(convention, d.words))

@@ -11,7 +11,7 @@ from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.case import rank_positions
 from ropelab.conformance.convention import Convention
 from ropelab.conformance.identify.deviation import Deviation
-from ropelab.conformance.identify.plan import FORMATS, INTEGER, OF_INPUT, REDUCED, Plan, Wires, last_row
+from ropelab.conformance.identify.plan import FORMATS, INTEGER, OF_INPUT, REDUCED, TURNS, Plan, Wires, last_row
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.positions.axes import mrope_axes
 
@@ -39,12 +39,15 @@ def _last(plan: Plan) -> int:
     return int(abs(plan.position).max()) if plan.position.size else 0
 
 
-def _of_rank(plan: Plan) -> np.ndarray:
+def _of_rank(plan: Plan, other: Callable[[int, int], int]) -> np.ndarray:
+    """Return the positions of another rank, from the number of ranks and the own rank."""
     case = plan.question.case
-    size, _ = case.shard or (1, 0)
+    size, rank = case.shard or (1, 0)
     if size == 1:
         return plan.position
-    return rank_positions(case.shape[1] * size, size, 0).numpy()[None, :, None, None]
+    lengths = case.lengths or (case.shape[1] * size,)
+    found = [rank_positions(length, size, other(size, rank)).numpy() for length in lengths]
+    return np.concatenate(found)[None, :, None, None] if sum(map(len, found)) == case.shape[1] else plan.position
 
 
 def _contiguous(plan: Plan) -> np.ndarray:
@@ -133,23 +136,31 @@ def _inner(step: int, from_end: int = 1) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _second_chunk(plan: Plan, step: int) -> np.ndarray:
-    """Return the positions of a rank whose second chunk belongs to another rank."""
+    """Return the positions of a rank whose second chunk, in each sequence or document, belongs to another rank."""
     case = plan.question.case
     size, rank = case.shard or (1, 0)
-    if size == 1 or case.lengths is not None:
+    if size == 1:
         return plan.position
-    half = case.shape[1] // 2
-    second = (2 * size - 1 - rank + step) * half + plan.token - half
-    last = size * case.shape[1] - 1  # of the tables; a rank without a neighbour stays in them
-    return np.where(plan.token < half, plan.position, np.minimum(second, last))
+    found, begin = plan.position.copy(), 0
+    # The last row of the tables; a rank without a neighbour stays in them.
+    last = size * case.shape[1] - 1 if case.lengths is None else max(case.lengths) + 2
+    for length in case.lengths or (size * case.shape[1],):
+        half = length // size // 2
+        second = (2 * size - 1 - rank + step) * half + np.arange(half)
+        found[:, begin + half : begin + 2 * half, 0, 0] = np.minimum(second, last)
+        begin += 2 * half
+    return found
 
 
-def _rank_from_end(plan: Plan) -> np.ndarray:
+def _end_of_document_before(plan: Plan) -> np.ndarray:
+    """Return positions of packed documents that count one token too far, up to the first token of the next one."""
     case = plan.question.case
-    size, rank = case.shard or (1, 0)
-    if size == 1 or case.lengths is not None:
+    if case.lengths is None:
         return plan.position
-    return rank_positions(case.shape[1] * size, size, size - 1 - rank).numpy()[None, :, None, None]
+    size, _ = case.shard or (1, 0)
+    found, begins = plan.position.copy(), np.cumsum([0, *filter(None, case.lengths)])[1:-1] // size
+    found[0, begins] = plan.position[0, begins - 1] + 1
+    return found
 
 
 def _along(plan: Plan, order: Callable[[tuple[int, ...], Plan], tuple[int, ...]]) -> np.ndarray:
@@ -185,6 +196,11 @@ def _sections(
         return tuple(np.searchsorted(np.cumsum(section[:2]), pair, side="right").tolist())
 
     return axes_of
+
+
+def _turns_to_the_end(axes: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
+    count = len(plan.question.case.mrope_section or ())
+    return tuple(i % count for i in range(len(axes))) if plan.question.case.mrope_interleaved else axes
 
 
 def _other_arrangement(axes: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
@@ -350,6 +366,8 @@ def expressible(convention: Convention, words: str) -> bool:
     """Return whether a function that is called by a convention can know what a predicate or a circumstance is about."""
     if "document" in words and not convention.sees_documents:
         return False
+    if TURNS in words and not convention.computes_cosines:
+        return False
     return convention.looks_up or words not in SEEING_POSITIONS
 
 
@@ -374,7 +392,7 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "continues the first empty document to the end": _one_document,
     "counts positions on from the first token and from every decrease": _from_decreases,
     "adds 1 to the position after the first token": lambda p: p.position + (p.token > 0),
-    "takes the positions of rank 0 on all ranks": _of_rank,
+    "takes the positions of rank 0 on all ranks": lambda p: _of_rank(p, lambda size, rank: 0),
     "takes the tokens of a rank for contiguous tokens of the sequence": _contiguous,
     "takes the row of flat tables in memory whose number is the number of the head": _row_of_head_in_memory,
     "counts positions on from the tokens of earlier calls": lambda p: p.position + sum(p.question.before),
@@ -414,9 +432,12 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "begins every document but the first one token early": lambda p: _documents_at(p, _inner(-1)),
     "ends every document one token late": lambda p: _documents_at(p, _inner(1, 0)),
     "ends every document one token early": lambda p: _documents_at(p, _inner(-1, 0)),
+    "takes for the first token of a document the position after the last token of the document before": (
+        _end_of_document_before
+    ),
     "takes the second chunk of the rank after": lambda p: _second_chunk(p, -1),
     "takes the second chunk of the rank before": lambda p: _second_chunk(p, 1),
-    "counts the ranks from the last": _rank_from_end,
+    "counts the ranks from the last": lambda p: _of_rank(p, lambda size, rank: size - 1 - rank),
     "reads the second axis of the positions for the pairs of the third": lambda p: _along(p, _replaced(2, 1)),
     "reads the third axis of the positions for the pairs of the second": lambda p: _along(p, _replaced(1, 2)),
     "reads the first axis of the positions for the pairs of the third": lambda p: _along(p, _replaced(2, 0)),
@@ -425,6 +446,7 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "exchanges the second and the third axis of the positions": lambda p: _along(p, _exchanged(1, 2)),
     "exchanges the first and the second axis of the positions": lambda p: _along(p, _exchanged(0, 1)),
     "exchanges the first and the third axis of the positions": lambda p: _along(p, _exchanged(0, 2)),
+    "lets the axes take turns up to the last pair": lambda p: _along(p, _turns_to_the_end),
     "takes the numbers of mrope_section twice as large": lambda p: _along(
         p, _sections(lambda a, b, c: (2 * a, 2 * b, 2 * c))
     ),
@@ -532,6 +554,7 @@ def vocabulary() -> Iterator[Deviation]:
     for words, order in MEMORY.items():
         yield make("memory", f"is read from memory {words}", OWN, _read_as(order))
         yield make("memory", f"is stored in memory {words}", OWN, _stored_as(order))
+    yield make("tail", "has twice the gradient in the features that do not rotate", TAIL, _twice_the_tail_gradient)
     for number in (0.0, 1.0):
         yield make("tail", f"has {number:g} in the features that do not rotate", TAIL, _tail(number))
     yield make("tail", "does not write the features that do not rotate", TAIL, _unwritten_tail)
@@ -550,15 +573,17 @@ def vocabulary() -> Iterator[Deviation]:
                _rounding(("position",), OF_INPUT))  # fmt: skip
     yield make("rounding of table", "rounds cosines and sines to the dtype of the input", BITS,
                _rounding(("table",), OF_INPUT))  # fmt: skip
+    words = "computes angles as turns in float32, from frequencies that are rounded to float32"
+    yield make("rounding of operands", words, BITS, _rounding(("frequency", "angle"), TURNS))
     yield make("rounding of angle", f"reduces angles to {REDUCED}", BITS, _rounding(("angle",), REDUCED))
-    for name in FORMATS:
+    for name in [name for name in FORMATS if name != TURNS]:
         for together in (("position", "frequency"), ("position", "frequency", "angle")):
             words = f"computes the angles from {ROUNDED['position']} and {ROUNDED['frequency']} in {name}"
             words += f" and rounds them to {name}" if "angle" in together else ""
             yield Deviation("rounding of operands", words, BITS, _rounding(together, name), {"format": name})
     for where in ROUNDED:
         for name in FORMATS:
-            if name != INTEGER or where in ("position", "frequency", "angle"):
+            if name not in (INTEGER, TURNS) or where in ("position", "frequency", "angle")[name == TURNS :]:
                 yield rounding(where, name)
 
 
@@ -643,6 +668,10 @@ def _everywhere(plan: Plan) -> None:
     hit = plan.nowhere[..., None, None]
     set_row(plan, np.where(hit, np.minimum(plan.token, last_row(plan)), plan.row))
     plan.nowhere = np.zeros_like(plan.nowhere)
+
+
+def _twice_the_tail_gradient(plan: Plan) -> None:
+    plan.tail = 2.0 * plan.tail if plan.is_gradient else plan.tail
 
 
 def _unwritten_tail(plan: Plan) -> None:

@@ -18,7 +18,8 @@ from ropelab.kernels import INTERPRETED
 NARROW = (torch.bfloat16, torch.float16)
 
 
-@law("Results and gradients have the dtype of the inputs.", r"\operatorname{dtype}(Rx) = \operatorname{dtype}(x)")
+@law("Results and gradients have the dtype of the inputs, and its precision after calls in other dtypes.",
+     r"\operatorname{dtype}(Rx) = \operatorname{dtype}(x)")  # fmt: skip
 def dtype(subject, sizes):
     for kind in (*NARROW, torch.float32):
         case = subject.cotangents(subject.draw(sizes, dtype=kind))
@@ -30,6 +31,7 @@ def dtype(subject, sizes):
                 if y.dtype != kind:
                     raise Broken(f"{what.format(name)}: expected {kind}, the dtype of the inputs, got {y.dtype}")
         yield counted(case, "results of another dtype")
+    yield from against(case, made["{}"], subject.expected(case), "{} in float32 after calls in 16 bits", truth=True)
 
 
 @law("16-bit results are off by no more than the roundings of the declared arithmetic.",
