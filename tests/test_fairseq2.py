@@ -495,7 +495,7 @@ def test_the_gpu_evidence_runs():
 def test_the_kernel_is_beside_the_fastest_implementation_and_a_copy_is_none():
     shape = {"batch": 1, "seq_len": 2, "encoding_dim": 4, "direction": "forward", "dtype": "float32", "status": "ok"}
     times = {("kernel", "ropelab llama"): 2.0, ("kernel", "ropelab reference"): 2.5, ("eager", "RE llama"): 3.0,
-             ("compiled", "RRE reference"): 4.0, ("eager", "copy"): 1.0}  # fmt: skip
+             ("compiled", "RRE reference"): 4.0, ("eager", "copy: a kernel"): 1.0}  # fmt: skip
     rows = [shape | {"mode": mode, "contender": name, "median_us": us} for (mode, name), us in times.items()]
     said = findings.fastest_sentence(pd.DataFrame(rows), None)
     assert "1.20 to 1.20 times" in said and "in 1 cells (median 1.20)" in said
