@@ -1,6 +1,6 @@
 """Everything that a kernel knows when it is compiled, as one constexpr object."""
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import triton.language as tl
@@ -25,13 +25,18 @@ class Choices(dict):
     Triton 3.6 takes only constexprs out of an object, so each field becomes one. The interpreter takes plain values,
     and the sum of a constexpr and a tensor would be no tensor there. Triton describes a new kernel in JSON to whoever
     watches compilations (``triton.knobs.runtime.jit_post_compile_hook``), so the object is a dict of plain values too.
+
+    Attributes:
+        ALIGNED: the addresses of all tensors are multiples of 16. `launch.Launch` decides it for each call.
     """
 
+    ALIGNED: bool = field(default=True, kw_only=True)
+
     def __post_init__(self):
-        self.update((field.name, plain(getattr(self, field.name))) for field in fields(self))
+        self.update((each.name, plain(getattr(self, each.name))) for each in fields(self))
         if not INTERPRETED:
-            for field in fields(self):
-                object.__setattr__(self, field.name, tl.constexpr(getattr(self, field.name)))
+            for each in fields(self):
+                object.__setattr__(self, each.name, tl.constexpr(getattr(self, each.name)))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Launches of kernels without the cost of Triton's JIT wrapper, which inspects every argument of every call."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import or_
 from typing import Any
@@ -75,23 +75,25 @@ class Launch:
         addresses = tuple([0 if x is None else x.data_ptr() for x in tensors])
         start = self._compiled.get(aligned := alignments(addresses))
         if start is None:
-            self._compiled[aligned] = self._compile(tensors, numbers)
+            self._compiled[aligned] = self._compile(tensors, numbers, aligned)
         else:
             start(tensors, addresses, numbers)
 
-    def _compile(self, tensors: tuple, numbers: tuple[int, ...]) -> Start:
+    def _compile(self, tensors: tuple, numbers: tuple[int, ...], aligned: tuple[bool, ...]) -> Start:
         """Launch through Triton's JIT, and return a function that launches for arguments of the same alignments."""
+        *others, choices = self.fixed
+        fixed = (*others, replace(choices, ALIGNED=False)) if aligned else self.fixed
         launch = partial(self.kernel[self.grid], **self.options)
-        compiled = launch(self.named(*tensors), *numbers, *self.fixed)
+        compiled = launch(self.named(*tensors), *numbers, *fixed)
         # The interpreter compiles nothing. On AMD GPUs the JIT also specializes on the sizes of storages.
         if compiled is None or torch.version.hip is not None:
-            return self._through(launch)
-        public = self._through(compiled[self.grid])
-        return direct_start(compiled, self.grid, self.fixed, self.device_index, public) or public
+            return self._through(launch, fixed)
+        public = self._through(compiled[self.grid], fixed)
+        return direct_start(compiled, self.grid, fixed, self.device_index, public) or public
 
-    def _through(self, launch: Callable[..., None]) -> Start:
+    def _through(self, launch: Callable[..., None], fixed: tuple) -> Start:
         """A launch that takes tensors, as a `Start`."""
-        return lambda tensors, addresses, numbers: launch(self.named(*tensors), *numbers, *self.fixed)
+        return lambda tensors, addresses, numbers: launch(self.named(*tensors), *numbers, *fixed)
 
 
 @dataclass(frozen=True)

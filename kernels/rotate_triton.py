@@ -169,11 +169,18 @@ def _flat_rows(q, k, seq_len, C: tl.constexpr):
 
 @triton.jit
 def _line_at(q, k, tokens, head, C: tl.constexpr):
-    """The addresses of the heads of accesses, ``[accesses, 1, 1]``; the heads of k follow the heads of q."""
+    """The addresses of the heads of accesses, ``[accesses, 1, 1]``; the heads of k follow the heads of q.
+
+    From 3.8 on, Triton forgets the alignment of addresses that it selects, so they get it as a hint.
+    """
     row = rows_at(q, tokens, head, C.ALIGN, C)
     if C.K_HEADS > 0:
         k_row = rows_at(k, tokens, head - C.Q_HEADS, C.ALIGN, C)
         row = tl.where((head < C.Q_HEADS)[:, None, None], row, k_row)
+        if C.ALIGNED:
+            STRIDE: tl.constexpr = C.ALIGN * row.dtype.element_ty.primitive_bitwidth // 8
+            BYTES: tl.constexpr = STRIDE if STRIDE < 16 else 16
+            row = tl.multiple_of(row, [BYTES, BYTES, BYTES])
     return row
 
 
