@@ -26,6 +26,7 @@ from ropelab.kernels import angles_torch
 from ropelab.kernels.addressing import common_alignment, strides_of, turning
 from ropelab.kernels.backends import INTERPRETED
 from ropelab.kernels.choices import Turning
+from ropelab.kernels.direct_launch import VERSION
 from ropelab.kernels.place_triton import (
     Angles,
     Tokens,
@@ -434,10 +435,15 @@ def launched(
     return programs, (x, weight, qkv, at, *numbers, strides_of(at), choices), options
 
 
+_COMPILERS = "3.6", "3.7"
+"""The versions of Triton that compile the kernel well. 3.9 spills registers, or takes more shared memory than a
+multiprocessor has; 3.8 was not tried."""
+
+
 @cache
 def _multiprocessors(device: torch.device) -> int:
-    """The multiprocessors of an H100, an H200 or another sm_90, 0 of other GPUs; in the interpreter three."""
+    """The multiprocessors that the kernel can use: of an H100, an H200 or another sm_90; in the interpreter three."""
     if device.type != "cuda":
         return 3
     properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count if properties.major == 9 else 0
+    return properties.multi_processor_count if properties.major == 9 and VERSION in _COMPILERS else 0

@@ -30,11 +30,15 @@ def older(package: str) -> str:
     return "" if Version(found) >= Version(wanted) else f"needs {package} {wanted} of constraints.txt, got {found}"
 
 
-def compile_for(target: str, module: str) -> None:
-    """Compile kernels for a GPU that need not be there, by ``tests/<module>.py``, where they are not interpreted."""
+def compile_for(target: str, module: str, *path: str) -> None:
+    """Compile kernels for a GPU that need not be there, by ``tests/<module>.py``, where they are not interpreted.
+
+    Args:
+        path: folders whose packages come before those of this environment.
+    """
     root = Path(__file__).parents[1]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(root)
+    environment["PYTHONPATH"] = os.pathsep.join((*path, str(root)))
     command = [sys.executable, "-m", f"tests.{module}", target]
     result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 import ropelab
 from ropelab.call import operation
 from ropelab.kernels import INTERPRETED, launch
+from ropelab.kernels.choices import Choices, plain
 from tests.conftest import HAS_GPU
 from tests.support import forget
 
@@ -175,6 +177,23 @@ def test_launches_get_what_they_were_compiled_for(monkeypatch, seed):
     for _ in range(200):
         results(calls.draw())
     assert wrong  # so this test sees a key that mixes the alignments
+
+
+def test_a_kernel_knows_whether_all_addresses_are_multiples_of_16():
+    seen = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: seen.append(plain(arguments[-1].ALIGNED))
+
+    class Tensors(NamedTuple):
+        x: torch.Tensor | None
+
+    start = launch.Launch(Kernel(), (1, 1, 1), (), Tensors(None), Choices(), {}, torch.device("cpu"))
+    x = torch.zeros(64, dtype=torch.bfloat16)
+    for view in (x, x[8:], x[1:], x[8:], x[1:]):
+        start((view,))
+    assert seen == [True, True, False, True, False]
 
 
 def test_caches_are_bounded():

@@ -1,5 +1,7 @@
 """The product that rotates: its results are those of torch up to their roundings, and its code has no waits."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -138,6 +140,14 @@ def test_k_and_v_in_slots_are_those_of_the_product(head_dim, q_heads, k_heads, n
             torch.testing.assert_close(x, y, equal_nan=True)
             assert (x.flatten(0, 1)[untouched] == -7).all()
     assert not projection_triton.serves(into._replace(k_cache=made[0].float()), rotation, q_heads, k_heads, head_dim)
+
+
+@pytest.mark.parametrize("version, count", [("3.6", 132), ("3.7", 132), ("3.9", 0)])
+def test_the_kernel_serves_under_compilers_that_compile_it_well(version, count, monkeypatch):
+    gpu = SimpleNamespace(major=9, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(projection_triton, "VERSION", version)
+    assert projection_triton._multiprocessors.__wrapped__(torch.device("cuda")) == count
 
 
 def test_the_product_never_waits_and_no_register_is_spilled():

@@ -1,7 +1,7 @@
 """Compile noted launches with the version of Triton that a record names, in an environment of its own.
 
 ``python -m ropelab.bench.other_triton 3.6.0`` fetches this version of Triton to ``build/triton-3.6.0``, where a package
-index can be reached. Without a version it fetches the versions of the committed records.
+index can be reached. Without a version it fetches the versions of the committed records, and the newest.
 """
 
 import json
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+NEWEST = "3.9.0"
+"""The newest version for which a test compiles the kernels; a plain ``pip install`` brings it."""
 SECONDS = 240
 """The longest compilation of the kernels of one record; CI has five minutes for all."""
 
@@ -22,7 +24,7 @@ def at_hand(version: str) -> bool:
     """Whether this version of Triton can compile here."""
     import triton
 
-    return version == triton.__version__ or (_folder(version) / "triton").is_dir()
+    return version == triton.__version__ or (folder(version) / "triton").is_dir()
 
 
 def code_hashes(notes: Sequence[Mapping[str, Any]], gpu: Mapping[str, Any], version: str) -> list[str]:
@@ -42,7 +44,7 @@ def code_hashes(notes: Sequence[Mapping[str, Any]], gpu: Mapping[str, Any], vers
 
 @cache
 def _compiled(question: str, version: str) -> tuple[str, ...]:
-    folders = os.pathsep.join(map(str, (_folder(version), ROOT)))
+    folders = os.pathsep.join(map(str, (folder(version), ROOT)))
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     try:
         done = subprocess.run(
@@ -79,7 +81,7 @@ def compile_all(notes: Sequence[Mapping[str, Any]], gpu: Mapping[str, Any]) -> l
 def fetch(version: str) -> bool:
     """Fetch a version of Triton from the package index, and say whether it is at hand now."""
     if not at_hand(version):
-        target = ["--target", str(_folder(version)), f"triton=={version}"]
+        target = ["--target", str(folder(version)), f"triton=={version}"]
         subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", *target])
     return at_hand(version)
 
@@ -90,7 +92,8 @@ def named_by_records() -> set[str]:
     return {json.loads(path.read_text(encoding="utf-8")).get("triton", "") for path in paths} - {""}
 
 
-def _folder(version: str) -> Path:
+def folder(version: str) -> Path:
+    """Where a version of Triton lies that `fetch` has fetched."""
     return ROOT / "build" / f"triton-{version}"
 
 
@@ -98,5 +101,5 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["compile"]:
         print(json.dumps(compile_all(*json.load(sys.stdin))))
     else:
-        for wanted in sorted(sys.argv[1:] or named_by_records()):
+        for wanted in sorted(sys.argv[1:] or named_by_records() | {NEWEST}):
             print(f"triton {wanted}: {'at hand' if fetch(wanted) else 'not at hand'}")
