@@ -57,7 +57,7 @@ class Launch:
         self.kernel, self.grid, self.options = kernel, grid, options
         self.device_index = device.index if device.type == "cuda" else None
         self.named = type(strides)
-        self.fixed = (*numbers, strides, choices)
+        self.fixed: tuple[Any, ...] = (*numbers, strides, choices)
         """The last arguments of the kernel, in its order."""
         self._compiled: dict[tuple[bool, ...], Start] = {}
 

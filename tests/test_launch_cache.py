@@ -136,7 +136,7 @@ def watch(monkeypatch) -> list[str]:
     """
     wrong: list[str] = []
 
-    def compile_(self, tensors, numbers):
+    def compile_(self, tensors, numbers, aligned):
         compiled_for = specialization(tensors, numbers)
 
         def start(tensors, addresses, numbers):
