@@ -255,7 +255,7 @@ def test_no_way_to_end_the_process_is_a_verdict_and_a_proof_stays_one(outcomes):
         assert EXIT_CODES[outcomes[name].verdict] == 2
     killed = outcomes["wrong_then_killed"]
     assert killed.verdict == "wrong" and killed.failed == ["definition"]
-    assert killed.stopped == "the process was ended by SIGKILL during the law dtype"
+    assert killed.stopped == "the process was ended by SIGKILL during the calls after the first law"
     assert "somebodys" in json.loads(killed.to_json())["about"]["function"]
     assert outcomes["forks"].verdict == "right" and len(outcomes["forks"].results) == 2
     assert not running(int(Path("daemon").read_text()))
