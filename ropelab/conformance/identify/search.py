@@ -88,7 +88,8 @@ def _search(
     beam = _pruned(beam)
     tried = False  # two deviations together; numbers are left to explain after exceptions
     for depth in range(MOST):
-        only_exceptions = all(deviation.kind == "exception" for deviation in beam[0][1])
+        best_so_far = beam[0][1]
+        only_exceptions = bool(best_so_far) and all(deviation.kind == "exception" for deviation in best_so_far)
         if depth and not only_exceptions and not tried:
             tried = True
             for start in _together(evidence, wrong, measured):

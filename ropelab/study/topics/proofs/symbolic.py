@@ -18,8 +18,8 @@ import z3
 
 _UNLIMITED = 0
 """The width of a Python integer, which takes the width of the other operand."""
-SECONDS = 60
-"""The time that Z3 has for one path of a statement."""
+SECONDS, SEEDS = 60, 3
+"""The seconds that Z3 has for one path of a statement, and how often it tries, each time with another random seed."""
 
 
 class Shape:
@@ -367,12 +367,15 @@ def prove(
             for i in range(given, len(machine.branches)):  # the other side of every new branch
                 if machine.branches[i]:
                     pending.append(machine.branches[:i] + [False])
-            solver = z3.Solver()
-            solver.set("timeout", 1000 * SECONDS)
-            solver.add(*machine.assumptions, *machine.path)
-            satisfied = satisfied or solver.check() == z3.sat
-            solver.add(z3.Not(conclusion))
-            found = solver.check()
+            for seed in range(SEEDS):
+                solver = z3.Solver()
+                solver.set("timeout", 1000 * SECONDS, "random_seed", seed)
+                solver.add(*machine.assumptions, *machine.path)
+                satisfied = satisfied or solver.check() == z3.sat
+                solver.add(z3.Not(conclusion))
+                found = solver.check()
+                if found != z3.unknown:
+                    break
             if found != z3.unsat:
                 outcome = "refuted" if found == z3.sat else "undecided"
                 return Proof(statement, outcome, len(claims), paths, str(solver.model()) if found == z3.sat else "")
