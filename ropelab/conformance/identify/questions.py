@@ -158,7 +158,7 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         name = f"a call after {times} equal call{'s' * (times > 1)}"
         yield Question(name, plain, FORWARD, _again(times), times * (tokens,))
     if subject.dtype != torch.bfloat16:
-        yield Question(AFTER_BFLOAT16, plain, FORWARD, _after_bfloat16)
+        yield Question(AFTER_BFLOAT16, plain, FORWARD, _after_bfloat16, (tokens,))
     else:
         far_apart = subject.with_inputs(plain, [x * 2.0**18 for x in plain.inputs])
         yield Question(BEYOND_FLOAT16, far_apart, FORWARD, forward)
