@@ -142,13 +142,16 @@ def test_a_claim_is_one_line_that_opens_with_links_to_its_quote_its_records_and_
     assert [one.dl["id"] for one in found] == [claim.id for claim in claims]
     assert [one["data-document"] for one in found] == [claim.document for claim in claims]
     assert soup.h1.text == f"{len(claims)} claims and their outcomes"
-    recorded, urls = set(), {document.name: document.url for document in documents()}
+    recorded, urls, said = set(), {document.name: document.url for document in documents()}, 0
     for one, claim in zip(found, claims, strict=True):
         links = [link["href"] for link in one.select("dl a")]
+        assert one.dd.text == claim.statement and one.select_one("summary .says").text.strip()
+        said += one.select_one("summary .says").text != claim.statement
         assert one.select(".badge") and not one.select("summary a, [open]")
         assert links[0].startswith(f"{urls[claim.document]}#:~:text=") and links[-1] == f"#{claim.id}"
         recorded |= {link for link in links if link.startswith("records.html#")}
     assert {"records.html#te_kernels", "records.html#sglang_grids"} & recorded
+    assert said > len(claims) / 2  # the others lack published code here
 
 
 def test_a_claim_links_to_the_section_that_shows_its_evidence(study):

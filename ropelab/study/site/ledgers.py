@@ -68,6 +68,6 @@ def ledger(document: documents.Document, where: records.Where = records.MEASUREM
             for (outcome, words, measured), gpus in said.items()
         ]
         row["phrase"] = " ".join(next(iter(quotations.passages(str(row["quote"]))), "").split()[:8])
-        for column in ("statement", "quote", "needs", "beyond", "remarks"):
+        for column in ("statement", "says", "quote", "needs", "beyond", "remarks"):
             row[column] = Markup(writer.inline(str(row.get(column, ""))))
     return Ledger(document.key, document.name, rows, each=each, url=document.url)
