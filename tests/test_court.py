@@ -1,5 +1,6 @@
 """The court: every claim of the four documents is judged by one rule, at its limits, and as its document has it."""
 
+import re
 from dataclasses import replace
 from functools import cache, partial
 from string import Formatter
@@ -263,6 +264,14 @@ def test_every_verdict_names_its_numbers_in_short_sentences():
         spoken = rows.drop(index=[*silent, *kept_elsewhere]).says
         assert spoken.str.contains(r"\d").all() and not spoken.str.contains(r"\bnan\b").any()
         for said in spoken.str.split(r"(?<=[a-z0-9]\.)\s", regex=True).explode():
+            assert len(said.split()) <= 30 and said.endswith("."), said
+
+
+def test_the_claims_that_stand_open_say_in_short_sentences_why_they_matter():
+    for prefix in {name[:2] for name in CLAIMS}:
+        open_ = [claim.matters for name, claim in CLAIMS.items() if name.startswith(prefix) and claim.matters]
+        assert 5 <= len(open_) <= 10, prefix
+        for said in re.split(r"(?<=[.]) ", " ".join(open_)):
             assert len(said.split()) <= 30 and said.endswith("."), said
 
 

@@ -32,7 +32,7 @@ from ropelab.study.engine.verdict import Basis, Quantifier
 CLAIMS = Path(__file__).resolve().parents[3] / "data" / "claims"
 TABLES = CLAIMS.parent / "documents"
 REQUIRED = {"id", "by", "statement", "quote", "quantifier", "basis", "needs"}
-OPTIONAL = {"says", "gpu", "lost", "weak", "test", "beyond", "remarks"}
+OPTIONAL = {"says", "matters", "gpu", "lost", "weak", "test", "beyond", "remarks"}
 AUTHOR, REVIEWER = "author", "reviewer"
 
 
@@ -49,6 +49,7 @@ class Claim:
         basis: the kind of evidence that a test of the claim has.
         needs: the evidence that a test of the claim needs.
         says: the sentence that names the decisive numbers, with placeholders (`ropelab.study.engine.decisive`).
+        matters: why an engineer should care; "" for a claim that a chapter shows folded.
         gpu: the GPU that the document names for the claim; "" where it names none, so that every GPU counts.
         lost: the code of the claim that cannot be had; "" where the study has all code.
         weak: why the evidence is weak; "" where it is not. The report says it beside the verdict.
@@ -65,6 +66,7 @@ class Claim:
     basis: Basis
     needs: str
     says: str = ""
+    matters: str = ""
     gpu: str = ""
     lost: str = ""
     weak: str = ""

@@ -1,4 +1,4 @@
-"""Show the claims of a document in a notebook: the document's words, the verdict, and the evidence folded below it."""
+"""Show the claims of a document in a notebook: its words, the verdict, why it matters, and the evidence folded."""
 
 import re
 from html import escape
@@ -26,6 +26,7 @@ _FOLDED = {
 def show_claims(document: str, records: Where) -> pd.DataFrame:
     """Display the verdict on the document, publish the counts as a finding, and display every claim with its verdict.
 
+    The claims that matter to an engineer (`Claim.matters`) stand open, and the others folded below them.
     A claim of another GPU than that of ``records`` is judged by the records of its own GPU, if they can tell.
 
     Args:
@@ -36,9 +37,10 @@ def show_claims(document: str, records: Where) -> pd.DataFrame:
     """
     found = ledger(document=document, records=records)
     where = measurements.selection(records)
+    claims = load_claims(document)
     untold = set(found.id[found.outcome == Outcome.UNTOLD])
     for gpu in measurements.gpus(where.directory):
-        named = [claim.id for claim in load_claims(document) if claim.gpu and claim.id in untold and claim.is_of(gpu)]
+        named = [claim.id for claim in claims if claim.gpu and claim.id in untold and claim.is_of(gpu)]
         if named:
             own = ledger(document=document, only=named, records=Selection(where.directory, gpu))
             own = own[own.outcome != Outcome.UNTOLD].assign(on=short(gpu))
@@ -51,8 +53,12 @@ def show_claims(document: str, records: Where) -> pd.DataFrame:
         f"The basis of the verdicts: {counts(found, 'basis')}."
     )
     gpu = where.gpu or next(iter(measurements.gpus(where.directory)), "")
-    rows = found.fillna("").to_dict("records")
-    display(HTML("\n".join(_claim(row, _elsewhere(row, gpu)) for row in rows)))
+    matters = {claim.id: claim.matters for claim in claims}
+    shown: dict[bool, list[str]] = {True: [], False: []}
+    for row in found.fillna("").to_dict("records"):
+        shown[bool(matters[row["id"]])].append(_claim(row, _elsewhere(row, gpu), matters[row["id"]]))
+    folded = f"<details><summary>The {len(shown[False])} other claims</summary>{''.join(shown[False])}</details>"
+    display(HTML("\n".join([*shown[True], *([folded] if shown[False] else [])])))
     return found
 
 
@@ -82,12 +88,13 @@ def _elsewhere(row: dict, gpu: str) -> str:
     return " ".join(said if row["outcome"] != Outcome.UNTOLD else [])
 
 
-def _claim(row: dict, elsewhere: str) -> str:
-    """A claim as HTML: its quotation and its verdict, and below them the evidence, folded."""
+def _claim(row: dict, elsewhere: str, matters: str) -> str:
+    """A claim as HTML: its quotation, its verdict and why it matters, and below them the evidence, folded."""
     rest = "".join(f"<dt>{name}</dt><dd>{escape(row[key])}</dd>" for key, name in _FOLDED.items() if row[key])
     lead, number = said(row)
     return (
         f"<h4>{row['id']}, by the {row['by']}</h4><blockquote>{escape(row['quote'])}</blockquote>"
         f"<p><strong>{escape(lead)}</strong> {escape(number)} {elsewhere}</p>"
+        f"{f'<p><em>Why it matters.</em> {escape(matters)}</p>' if matters else ''}"
         f"<details><summary>evidence: {escape(row['basis'])}</summary><dl>{rest}</dl></details>"
     )
