@@ -74,12 +74,16 @@ class Shown:
 
     def table(self, frame: pd.DataFrame, *columns: str) -> None:
         """Display a table, or these columns of it."""
-        frame = frame[list(columns or frame)]
-        display(frame.style.hide(axis="index").format(number, na_rep="").set_properties(**LEFT))
+        display(styled(frame[list(columns or frame)]))
 
     def fold(self, summary: str, *blocks: str | Styler) -> None:
         """Display tables and text that a reader opens by their summary; words in backticks become code."""
         display(HTML(f"<details><summary>{escape(summary)}</summary>{''.join(map(_html, blocks))}</details>"))
+
+
+def styled(frame: pd.DataFrame) -> Styler:
+    """A table without its index, with its numbers in words."""
+    return frame.style.hide(axis="index").format(number, na_rep="").set_properties(**LEFT)
 
 
 def _html(block: str | Styler) -> str:

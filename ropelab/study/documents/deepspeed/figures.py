@@ -10,16 +10,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from ropelab.study.documents.deepspeed import callers as who
 from ropelab.study.documents.deepspeed import table_figures
 from ropelab.study.documents.deepspeed.evidence import PAST_THE_TABLES
 from ropelab.study.documents.deepspeed.findings import digits
-from ropelab.study.plots import drawing, marks
+from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.heatmap import heatmap
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
-from ropelab.study.plots.panels import facet, grid
+from ropelab.study.plots.panels import grid
 
 _RIGHT = ("kernel", "formula", "as the formula: an error")
 _OUTCOMES = (*_RIGHT, "kernel, wrong result", PAST_THE_TABLES)
@@ -82,43 +81,36 @@ def _what(row) -> str:
 
 
 def gradients(correctness: pd.DataFrame, footer: str = "") -> Figure:
-    """Errors of result and gradient against the length, for each version of torchembed."""
+    """The error of the gradient against the length, for each version of torchembed."""
     frame = correctness[(correctness.dtype == "float32") & (correctness.table == "whole")]
-    ran = frame[frame.outcome == "ran"]
-    columns = {
-        "forward_error": "error of the result",
-        "gradient_error": "error of the gradient",
-    }
-    longer = ran[ran.seq_len > 1].groupby("version").gradient_error
-    wrong = [version for version, errors in longer if errors.max() > 1e-3]
-    off = longer.max()[wrong].max() if wrong else 0
+    ran = frame[frame.outcome == "ran"].sort_values("seq_len")
+    longer = ran[ran.seq_len > 1].groupby("version")
+    errors = longer.gradient_error.max()
+    wrong = list(errors.index[errors > 1e-3])
     norm = (ran[ran.version.isin(wrong)].norm_ratio - 1).abs().max() if wrong else 0
+    right = drawing.value_range(errors.drop(wrong), ".0e") if len(errors) > len(wrong) else "none"
     title = (
-        f"The gradient of torchembed {', '.join(map(str, wrong))} is off by up to {off:.2f} times its norm. "
-        f"The norm itself is right to {digits(norm)}"
+        f"The gradient of torchembed {', '.join(map(str, wrong))} is off by up to {errors[wrong].max():.2f} times its "
+        f"norm. The norm itself is right to {digits(norm)}. The other versions are off by at most {right}, and the "
+        f"results of all by at most {longer.forward_error.max().max():.0e}"
         if wrong
         else "The gradient of every version is right"
     )
-    panels = grid(1, 2, (5.2, 3.4), title, footer, sharex=True)
-    versions = sorted(ran.version.unique(), key=str)
-    for ax, (column, what) in zip(panels.axes[0], columns.items(), strict=True):
-        for place, version in enumerate(versions):
-            rows = ran[ran.version == version].sort_values("seq_len")
-            ax.plot(rows.seq_len, rows[column], "osvD^P"[place], linestyle="-", markersize=7 - place, linewidth=1.2,
-                    color=COLORBLIND[place], label=f"torchembed {version}")  # fmt: skip
-        if column == "gradient_error":
-            rows = ran[ran.version == versions[0]].sort_values("seq_len")
-            ax.plot(rows.seq_len, rows.wrong_backward_error, "--k", linewidth=1, label="derived for a repeated forward")
-        ax.set(title=what, xscale="log")
-        ax.set_yscale("symlog", linthresh=1e-8)
-        ax.yaxis.set_major_locator(FixedLocator([0, 1e-8, 1e-6, 1e-4, 1e-2, 1]))
-        ax.yaxis.set_minor_locator(NullLocator())
-        ax.set_ylim(-2e-9, 4)
-    return panels.finish("sequence length (tokens)", "relative (L2), float32", legend=4)
+    panels = grid(1, 1, (8.5, 3.4), title, footer)
+    ax = panels.axes[0, 0]
+    for place, (version, rows) in enumerate(ran.groupby("version")):
+        look = {"marker": "osvD^P"[place], "color": COLORBLIND[place], "markersize": 9 - 2 * place}
+        marks.line(ax, rows.seq_len, rows.gradient_error, look, label=f"torchembed {version}")
+    rows = ran[ran.version == ran.version.min()]
+    ax.plot(rows.seq_len, rows.wrong_backward_error, "--k", linewidth=1, label="derived for a repeated forward")
+    ax.axhline(np.sqrt(2), color="grey", linewidth=1, linestyle=":", label="square root of 2")
+    ax.set(xscale="log", ylim=(-0.05, 1.6))
+    ticks.at(ax.xaxis, sorted(ran.seq_len.unique()))
+    return panels.finish("sequence length (tokens)", "relative error (L2), float32", legend=3)
 
 
 def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The speed of each caller's call as a fraction of a copy, with the launches and the extra memory of the call."""
+    """The speed of each caller's call as a fraction of a copy, with the launches and the extra memory of a forward."""
     timed = frame[frame.status == "ok"]
     own = timed[timed.in_tree]
     ours, theirs = (own[own.contender == name] for name in (who.OURS, who.TORCHEMBED))
@@ -133,20 +125,24 @@ def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
     frame = frame.assign(row=_labels(frame))
     place = marks.places(frame.row)
     contenders = drawing.ordered(frame.contender, (who.TORCHEMBED, who.FORMULA, who.OURS))
-    size = (6.6, 0.62 * len(place) + 1.0)
-    panels = facet(frame, size, title, footer, column="direction", sharex=True, sharey=True)
-    for ax, panel, _ in panels:
-        for name, offset in zip(contenders, np.linspace(0.27, -0.27, len(contenders)), strict=True):
-            rows = panel[panel.contender == name]
-            texts = [_what_runs(row) for row in rows.itertuples()]
-            y, reached = place[rows.row] + offset, rows.fraction_of_copy.fillna(0)
-            marks.bars(ax, y, reached, 0.25, color=_LOOKS.color(name), label=name)
-            marks.beside(ax, reached, y, texts, size=7.5, zorder=4,
-                         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # fmt: skip
-        marks.one(ax, zorder=3)  # below the text
-        ax.set_yticks(place, place.index)
-        ax.set(xlim=(0, 1.62))
-    return panels.finish("fraction of the best copy of t", legend=3)
+    panels = grid(1, 1, (11.5, 0.6 * len(place) + 0.9), title, footer)
+    ax = panels.axes[0, 0]
+    for name, offset in zip(contenders, np.linspace(0.27, -0.27, len(contenders)), strict=True):
+        rows = frame[(frame.contender == name) & (frame.direction == "forward")]
+        y, reached = place[rows.row] + offset, rows.fraction_of_copy.fillna(0)
+        marks.bars(ax, y, reached, 0.25, color=_LOOKS.color(name), label=f"{name}, forward")
+        back = timed.index[(timed.contender == name) & (timed.direction == "backward")]
+        look = {"marker": "d", "color": _LOOKS.color(name), "markeredgecolor": "black"}
+        marks.dots(ax, frame.fraction_of_copy[back], place[frame.row[back]] + offset, look, markersize=5,
+                   label="backward" if name == who.OURS else None)  # fmt: skip
+        beyond = frame[(frame.contender == name) & (frame.direction == "backward")].set_index("row").fraction_of_copy
+        right = np.maximum(reached, beyond.reindex(rows.row).fillna(0).to_numpy())
+        marks.beside(ax, right, y, [_what_runs(row) for row in rows.itertuples()], gap=7, size=7.5, zorder=4,
+                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # fmt: skip
+    marks.one(ax, zorder=3)  # below the text
+    ax.set_yticks(place, place.index)
+    ax.set(xlim=(0, 1.4))
+    return panels.finish("fraction of the best copy of t", legend=4)
 
 
 def _labels(frame: pd.DataFrame) -> pd.Series:

@@ -7,9 +7,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.bench import records
+from ropelab.bench.copies import PREFIX
 from ropelab.study.plots import drawing, marks, ticks
-from ropelab.study.plots.looks import CONTENDERS
-from ropelab.study.plots.panels import facet, grid
+from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
+from ropelab.study.plots.panels import grid
 from ropelab.study.topics.performance.comparison import OURS
 
 PUBLISHED = records.ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
@@ -20,7 +21,7 @@ _PUBLISHED_LABEL = "published (GB10)"
 
 
 def document_table(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """Latency against sequence length at the document's shapes, with the copy, per dtype and direction."""
+    """The time of each contender over the time of the best copy, at the document's shapes."""
     times = drawing.timed(frame)
     ratios = {
         name: (times[times.contender == name].set_index(_CELL).median_us / _ours(times)).dropna() for name in _BASELINES
@@ -30,19 +31,20 @@ def document_table(frame: pd.DataFrame, footer: str = "") -> Figure:
         for name, ratio in ratios.items()
         if len(ratio)
     )
-    size = (4.6, 3.3)
-    panels = facet(times, size, title, footer, row="direction", column="dtype", sharex=True, sharey="row")
-    for ax, panel, _ in panels:
-        copy = drawing.copies(panel).groupby("seq_len").median_us.min()
-        ax.plot(copy.index, copy, **marks.COPY)
-        for name, rows in drawing.contenders(panel):
-            rows, look = rows.sort_values("seq_len"), CONTENDERS(name)
-            ax.plot(rows.seq_len, rows.median_us, **look, markersize=6, linewidth=1.4)
-            ax.fill_between(rows.seq_len, rows.q20_us, rows.q80_us, color=look["color"], alpha=0.2, linewidth=0)
-        ax.set(xscale="log", yscale="log")
-        ticks.at(ax.xaxis, sorted(panel.seq_len.unique()))
-        ticks.plain_log(ax.yaxis)
-    return panels.finish("sequence length (tokens)", "GPU time (µs)", legend=3, untimed=frame)
+    found = times[~times.contender.str.startswith(PREFIX)]
+    found = found.assign(over=1 / found.fraction_of_copy)
+    place = marks.places(found.groupby("contender").over.median().sort_values().index)
+    panels = grid(1, 1, (9.0, 0.5 * len(place) + 1.2), title, footer)
+    ax = panels.axes[0, 0]
+    shades = zip(found.groupby(["dtype", "direction"]), (0.24, 0.08, -0.08, -0.24), "osos", (0, 0, 1, 1), strict=False)
+    for ((dtype, direction), rows), shift, marker, color in shades:
+        look = {"marker": marker, "color": COLORBLIND[color], "markersize": 6, "alpha": 0.8}
+        marks.dots(ax, rows.over, place[rows.contender] + shift, look, label=f"{dtype}, {direction}")
+    marks.one(ax)
+    marks.rows(ax, place, place.index.map(CONTENDERS.label), left=0.9)
+    ax.set(xscale="log")
+    ticks.plain_log(ax.xaxis)
+    return panels.finish("time over the time of the best copy", legend=4, untimed=frame)
 
 
 def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str = "") -> Figure:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from ropelab.study.documents.fairseq2 import findings
@@ -29,43 +27,39 @@ _TIMES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15,
 
 
 def slowdowns(timings: pd.DataFrame, inductor: pd.DataFrame, footer: str = "") -> Figure:
-    """Heat maps over the 27 shapes: the time of each implementation's forward over the time of our kernel."""
+    """The time of each implementation's forward over the time of our kernel, a dot for each of the 27 shapes."""
     times = drawing.timed(timings)
     times = times[times.direction == "forward"]
     cell = ["batch", "seq_len", "encoding_dim"]
     ours = {i: times[times.contender == f"ropelab {i}"].set_index(cell).median_us for i in IMPLS}
-    panels = {
-        (impl, mode, name): times[(times.contender == f"{name} {impl}") & (times["mode"] == mode)]
-        .set_index(cell)
-        .median_us.div(ours[impl])
-        .dropna()
-        .unstack("encoding_dim")
-        for impl in IMPLS
-        for name in ("RE", "RRE")
-        for mode in MODES
-    }
-    every = pd.concat([p.stack().rename("times") for p in panels.values()])
-    by_mode = {m: pd.concat([p.stack() for (_, mode, _), p in panels.items() if mode == m]) for m in MODES}
-    title = (
-        "Forward: times over those of ropelab's kernel. It is one launch in either layout; the others take "
-        + ", ".join(f"{drawing.value_range(values, '.1f')} {mode}" for mode, values in by_mode.items() if len(values))
-    )
+    found = times[times.contender.isin(IMPLEMENTATIONS)].set_index(cell)
+    over = [row.median_us / ours[row.contender.split()[1]].get(at, np.nan) for at, row in found.iterrows()]
+    found = found.assign(over=over).dropna(subset="over").reset_index()
+    medians = found.groupby(["contender", "mode"]).over.median()
+    nearest = ", ".join(medians.idxmin()) + f", with {medians.min():.2f} times its time" if len(found) else "none"
+    title = f"Nearest to ropelab's kernel comes {nearest}. "
+    title += "The kernel is one launch in either layout; the others take "
+    title += ", ".join(f"{drawing.value_range(found[found['mode'] == mode].over, '.1f')} {mode}" for mode in MODES)
+    title += " times as long"
     if repeat := findings.apart(findings.same_kernels(timings, inductor), "forward"):
         title += f" (two timings of the same kernels differ by up to {repeat:.1%}: RE llama, eager and compiled)"
-    limit = 2 if every.empty else max(every.max(), 1 / every.min(), 2)
-    sheet = grid(2, 4, (3.5, 3.5), title, footer)
-    for ax, ((impl, mode, name), table) in zip(sheet.axes.flat, panels.items(), strict=True):
-        native = " (native)" if (name == "RE") == (impl == "llama") else ""
-        ax.set_title(f"{name} {impl}{native}, {mode}", size=9)
-        if table.empty:
-            continue  # the foot names the contenders without a time
-        sns.heatmap(table, ax=ax, annot=True, fmt=".2f", cmap="vlag", norm=LogNorm(1 / limit, limit), cbar=False,
-                    linewidths=0.5, annot_kws={"size": 8})  # fmt: skip
-        ax.set(xlabel="", ylabel="")
-        ax.set_yticks(np.arange(len(table)) + 0.5, [f"B{b} S{s:,}" for b, s in table.index], rotation=0, size=8)
-        ax.set_xticks(np.arange(table.shape[1]) + 0.5, [f"{e:,}" for e in table], size=8)
+    native = {"RE llama": " (native)", "RRE reference": " (native)"}
+    found = found.assign(row=found.contender + found.contender.map(native).fillna("") + ", " + found["mode"])
+    place = marks.places(found.groupby("row").over.median().sort_values().index)
+    sheet = grid(1, 1, (9.5, 0.42 * len(place) + 1.0), title, footer)
+    ax = sheet.axes[0, 0]
+    for shift, (batch, rows), color in zip((0.18, 0, -0.18), found.groupby("batch"), COLORBLIND, strict=False):
+        look = {"color": color, "marker": "o", "markersize": 5, "alpha": 0.7}
+        marks.dots(ax, rows.over, place[rows.row] + shift, look, label=f"B = {batch}")
+    medians = found.groupby("row").over.median()
+    marks.beside(ax, [1.0] * len(medians), place[medians.index], medians.map("{:.2f}".format), gap=6,
+                 xycoords=marks.ACROSS)  # fmt: skip
+    marks.one(ax)
+    marks.rows(ax, place, left=0.9 * found.over.min())
+    ax.set(xscale="log", title="at the right: the median")
+    ticks.at(ax.xaxis, [1, 1.5, 2, 3, 5, 8], "{:g}".format)
     named = timings.assign(contender=timings["mode"].fillna("") + " " + timings.contender)
-    return sheet.finish("encoding dimension E", untimed=named)
+    return sheet.finish("forward: time over the time of ropelab's kernel", legend=3, untimed=named)
 
 
 def of_a_copy(timings: pd.DataFrame, footer: str = "") -> Figure:
@@ -171,19 +165,19 @@ def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
     title += f"{drawing.value_range(compiled, '.1f')} times the result, eager calls at "
     title += f"{drawing.value_range(forward[forward['mode'] == 'eager'].peak, '.1f')}, ropelab's kernel at "
     title += drawing.value_range(forward[forward["mode"] == "kernel"].peak, ".1f")
-    place = marks.places(shown.sort_values(["contender", "mode"], ascending=[True, False]).label)
-    panels = facet(shown, (5.8, 0.4 * len(place) + 1.2), title, footer, column="direction", sharey=True)
-    for ax, rows, _ in panels:
-        for (mode, name), color in _MODES.items():
-            part = rows[rows["mode"] == mode]
-            texts = [
-                f"{row.kernels:.0f} launch{'es' * (row.kernels != 1)}, {row.median_us / 1000:.2f} ms"
-                for row in part.itertuples()
-            ]
-            marks.bars(ax, place[part.label], part.peak, 0.65, place=color, texts=texts, label=name)
-        ax.set_yticks(place, place.index)
-        ax.margins(x=0.45)
-    return panels.finish("peak memory of a call over the size of its result", legend=6)
+    place = marks.places(forward.sort_values(["contender", "mode"], ascending=[True, False]).label)
+    panels = grid(1, 1, (9.0, 0.36 * len(place) + 1.0), title, footer)
+    ax = panels.axes[0, 0]
+    for (mode, name), color in _MODES.items():
+        part = forward[forward["mode"] == mode]
+        texts = [
+            f"{row.kernels:.0f} launch{'es' * (row.kernels != 1)}, {row.median_us / 1000:.2f} ms"
+            for row in part.itertuples()
+        ]
+        marks.bars(ax, place[part.label], part.peak, 0.65, place=color, texts=texts, label=name)
+    ax.set_yticks(place, place.index)
+    ax.margins(x=0.25)
+    return panels.finish("peak memory of a forward over the size of its result", legend=6)
 
 
 def _compiled_over_eager(frame: pd.DataFrame, value: str) -> pd.DataFrame:

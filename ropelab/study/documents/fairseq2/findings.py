@@ -94,30 +94,26 @@ def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -
     cells = found.groupby([*SHAPE, "direction"]).ngroups
     text = (
         f"{value_range(found.fraction_of_copy)} of a copy in {cells} cells (median "
-        f"{found.fraction_of_copy.median():.2f}). It reads tables, and a copy reads none: in float32 a row of the "
-        "tables has as many bytes as a token's x."
+        f"{found.fraction_of_copy.median():.2f}); the copy reads no tables."
     )
+    far = found[(found.batch > 1) & (found.tables_bytes >= cache_bytes)]
+    if len(far):
+        anew = (far.fraction_of_copy - far.each_batch).abs().median() < (far.fraction_of_copy - far.once).abs().median()
+        text += (
+            f" With several batches and tables larger than the cache of {cache_bytes / 1e6:.0f} MB it reaches "
+            f"{value_range(far.fraction_of_copy)}. The bytes allow {value_range(far.each_batch)} if each batch element "
+            f"reads the tables again, and {value_range(far.once)} if all share one reading. "
+        )
+        text += "So every batch reads them again." if anew else "So the batches share the rows that they read."
     narrow = of_a_copy(inductor[inductor.dtype == "bfloat16"])
     if len(narrow):
         row = narrow.iloc[0]
         text += (
-            f" In bfloat16 the row has twice as many bytes as the token's x, and the kernel reaches "
-            f"{value_range(narrow.fraction_of_copy)} (B{row.batch} S{row.seq_len} E{row.encoding_dim}; "
-            f"{row.each_batch:.2f} if every batch reads the tables, {row.once:.2f} if all batches share them)."
+            f" In bfloat16 a row of the tables has twice the bytes of a token's x: the kernel reaches "
+            f"{value_range(narrow.fraction_of_copy)} at B{row.batch} S{row.seq_len} E{row.encoding_dim}, where the "
+            f"bytes allow {row.each_batch:.2f} and {row.once:.2f}."
         )
-    far = found[(found.batch > 1) & (found.tables_bytes >= cache_bytes)]
-    if far.empty:
-        return text
-    anew = (far.fraction_of_copy - far.each_batch).abs().median() < (far.fraction_of_copy - far.once).abs().median()
-    text += (
-        f" With several batches in float32 and tables larger than the cache of {cache_bytes / 1e6:.0f} MB the "
-        f"kernel reaches {value_range(far.fraction_of_copy)}. If each batch element "
-        f"reads the tables again, the bytes allow {value_range(far.each_batch)} of a copy. If all share one reading, "
-        f"they allow {value_range(far.once)}. "
-    )
-    if anew:
-        return text + "So every batch reads them again: the grid goes through one batch after the other."
-    return text + "So the batches share the rows that they read."
+    return text
 
 
 def whose(frame: pd.DataFrame) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.figure import Figure
 
 from ropelab.study.documents.sglang import contenders as of
@@ -28,7 +29,6 @@ _LOOKS = CONTENDERS.extended({
 })  # fmt: skip
 _LARGE = 2048
 _FAMILIES = {
-    "first kernel": (published.FIRST_KERNEL, 2, "v"),
     "second kernel": (published.SECOND_KERNEL, 8, "<"),
     "third kernel": (published.THIRD_KERNEL, 4, "^"),
     "last kernel": (published.LAST_KERNEL, 6, "D"),
@@ -77,7 +77,7 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
 def _step_label(peer: str, step: str) -> str:
     name = STEP_NAMES[peer].get(step, step)
     joint = {PUBLISHED: "", APART: "or "}.get(step, "+ ")
-    return (joint + name).replace(" for", "\nfor").replace(", ", ",\n")
+    return textwrap.fill(joint + name, 14)
 
 
 def _sampled(footer: str, protocols: pd.DataFrame) -> str:
@@ -86,75 +86,66 @@ def _sampled(footer: str, protocols: pd.DataFrame) -> str:
 
 
 def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Figure:
-    """The speed of all contenders in both grids, fairly timed, as a fraction of the copy."""
+    """The speed of every contender in both grids, fairly timed, as a fraction of the copy, by the number of tokens."""
     first, second = without_models(first), without_models(second)
-    parts = {("first grid", "split_half", FIRST_GRID_CELLS): steps.timed_alike(first)}
-    for layout, frame in second.groupby("layout", sort=False):
-        parts["later grid", layout, SECOND_GRID_CELLS // 2] = frame
+    parts = {
+        f"first grid, halves: {first.cell.nunique()} of its {FIRST_GRID_CELLS} cells": steps.timed_alike(first),
+        f"later grid, both layouts: {len(second[['cell', 'layout']].drop_duplicates())} of its {SECOND_GRID_CELLS} "
+        "cells": second,
+    }
     casts = (of.OURS_FLOAT32, published.JUST_IN_TIME_CAST, published.FIRST_KERNEL_GATHER)
     shown = [name for name in _LOOKS.known if name not in casts]
-    both = steps.fastest_persistent(drawing.timed(pd.concat(parts.values())))
-    tokens = both.batch * both.seq_len
-    least = min(_LARGE, tokens.max())
-    large = both[tokens >= least]
-    ours = large[large.contender == of.OURS].fraction_of_copy
-    named = {name: large[large.contender == name].fraction_of_copy for name in
-             (published.FIRST_KERNEL, published.LAST_KERNEL)}  # fmt: skip
-    theirs = ", ".join(f"{name} at {drawing.value_range(x, '.2f')}" for name, x in named.items())
-    title = f"Every contender beside a copy. From {least:,} tokens on ropelab runs at "
-    title += f"{drawing.value_range(ours, '.2f')} of a copy, {theirs}"
-    rows = [max(1, frame.cell.nunique()) for frame in parts.values()]
-    size = (12.0, 0.42 * sum(rows) / len(rows) + 0.7)
-    heights = [count + 1 for count in rows]
-    panels = grid(len(parts), 1, size, title, footer, sharex=True, height_ratios=heights)
-    for ax, ((name, layout, all_cells), frame) in zip(panels.axes[:, 0], parts.items(), strict=True):
-        times = steps.fastest_persistent(drawing.timed(frame))
-        place = marks.places(sorted(times.cell, key=_cell_order))
-        names = drawing.ordered(times.contender, shown)
-        # Each contender is a little lower than the contender before, so that markers of one value lie side by side.
-        for contender, shift in zip(names, np.linspace(0.33, -0.33, len(names)), strict=True):
-            points, zorder = times[times.contender == contender], 5 if contender == of.OURS else 4
-            marks.dots(ax, points.fraction_of_copy, place[points.cell] + shift, _LOOKS(contender), markersize=8,
-                       markeredgewidth=0.4, zorder=zorder)  # fmt: skip
-        for at in place:
-            ax.axhspan(at - 0.5, at + 0.5, color="0.95" if at % 2 else "white", zorder=0)
-        marks.one(ax)
-        ax.grid(False, axis="y")
-        ax.set(title=f"{name}, {LAYOUT[layout]}: {len(place)} of its {all_cells} cells")
-        marks.rows(ax, place, size=8)
-    panels.axes[0, 0].set_ylabel("batch x tokens, q/k heads, head size")
-    return panels.finish("fraction of the best copy", legend=5, untimed=pd.concat(parts.values()))
+    times = [steps.fastest_persistent(drawing.timed(frame)).assign(part=name) for name, frame in parts.items()]
+    both = pd.concat(times, ignore_index=True)
+    both = both[both.contender.isin(shown)].assign(tokens=both.batch * both.seq_len)
+    large = both[both.tokens >= min(_LARGE, both.tokens.max())].groupby("contender").fraction_of_copy
+    told = [f"{name} at {drawing.value_range(large.get_group(name), '.2f')}"
+            for name in (of.OURS, published.FIRST_KERNEL, published.LAST_KERNEL) if name in large.groups]  # fmt: skip
+    title = f"Every contender beside a copy. From {min(_LARGE, both.tokens.max()):,} tokens on: {', '.join(told)}"
+    order = both.groupby("contender").fraction_of_copy.median().sort_values(ascending=False).index
+    tables = [
+        both[both.part == name]
+        .pivot_table(index="contender", columns="tokens", values="fraction_of_copy", aggfunc="median")
+        .reindex(order)
+        for name in parts
+    ]
+    widths = [max(1, table.shape[1]) for table in tables]
+    panels = grid(1, 2, (6.0, 0.36 * len(order) + 0.9), title, footer, sharey=True, width_ratios=widths)
+    for ax, name, table in zip(panels.axes[0], parts, tables, strict=True):
+        table.columns = [f"{tokens:,}" for tokens in table]
+        sns.heatmap(table, ax=ax, annot=True, fmt=".2f", cmap="Blues", vmin=0, vmax=1.1, cbar=False, linewidths=0.5,
+                    annot_kws={"size": 8})  # fmt: skip
+        ax.set_title(name, size=9)
+        ax.set(xlabel="", ylabel="")
+        ax.grid(False)
+        ax.tick_params(labelsize=8, rotation=0)
+    untimed = pd.concat(parts.values())
+    return panels.finish("tokens (median of the cells)", untimed=untimed)
 
 
 def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The time of 1 to 8 tokens against the number of blocks, with each launch policy on and off."""
-    times = drawing.timed(frame[frame.family.isin(_FAMILIES)])
-    processors = int(times.multiprocessors.iloc[0])
-    switched = times[times.policy.isin(("on", "off"))].pivot_table(
-        index=["family", "layout", "seq_len"], columns="policy", values="median_us"
-    )
-    gains = (switched["off"] / switched["on"]).dropna().groupby("family")
+    """The time of 1 to 8 tokens with each launch policy on and off."""
+    times = drawing.timed(frame)
+    switched = times[times.family.isin(_FAMILIES) & times.policy.isin(("on", "off"))]
+    table = switched.pivot_table(index=["family", "layout", "seq_len"], columns="policy", values="median_us")
+    gains = (table["off"] / table["on"]).dropna().groupby("family")
     said = [f"{_FAMILIES[name][0]} {drawing.value_range(gain, '.2f')}" for name, gain in gains]
     title = f"Speed of 1 to 8 tokens with the launch policy. In units of the speed without it: {', '.join(said)}"
-    shown = frame[frame.seq_len.isin(times.seq_len)].sort_values("seq_len", kind="stable")
-    words = LAYOUT | {count: f"{count} token{'s' * (count > 1)}" for count in shown.seq_len}
-    share = {"sharex": "col", "sharey": True}
-    panels = facet(shown, (3.3, 2.8), title, footer, column="seq_len", row="layout", words=words, **share)
-    for ax, rows, _ in panels:
-        here = drawing.timed(rows)
+    panels = facet(frame, (5.4, 3.9), title, footer, column="layout", sharey=True)
+    for ax, _, layout in panels:
+        here = table.xs(layout, level="layout")
         for family, (label, color, marker) in _FAMILIES.items():
-            line = here[here.family == family].sort_values("blocks")
-            ax.plot(line.blocks, line.median_us, marker, linestyle="-", color=COLORBLIND[color], markersize=6,
-                    label=label, linewidth=1)  # fmt: skip
-            for policy, outline in (("off", "o"), ("on", "s")):
-                chosen = line[line.policy == policy]
-                ax.plot(chosen.blocks, chosen.median_us, outline, markerfacecolor="none", markeredgecolor="0.2",
-                        markersize=11, label=f"policy {policy}")  # fmt: skip
-        ax.axhline(drawing.copies(here).median_us.min(), **marks.COPY | {"zorder": 2})
-        ax.axvline(processors, color="grey", linewidth=1, linestyle=":", label=f"{processors} multiprocessors")
-        ax.set(xscale="log", ylim=(0, 1.1 * times.median_us.max()))
-        ticks.at(ax.xaxis, [1, 2, 4, 8, 16, 32, 64, 128, 256], "{:g}".format)
-    return panels.finish("blocks of the launch", "GPU time (µs)", legend=4)
+            if family in here.index.get_level_values("family"):
+                rows, look = here.loc[family], {"color": COLORBLIND[color], "marker": marker, "markersize": 7}
+                marks.line(ax, rows.index, rows["on"], look, label=label)
+                marks.line(ax, rows.index, rows["off"], look, markerfacecolor="white", markeredgecolor=look["color"],
+                           linestyle=":", label="without its policy" if color == 0 else None)  # fmt: skip
+        copy = drawing.copies(times[times.layout == layout]).groupby("seq_len").median_us.min()
+        ax.plot(copy.index, copy, **marks.COPY)
+        ax.set(xscale="log", yscale="log")
+        ticks.at(ax.xaxis, sorted(times.seq_len.unique()))
+        ticks.at(ax.yaxis, [1, 1.5, 2, 3, 5], "{:g}".format)
+    return panels.finish("tokens", "GPU time (µs)", legend=4)
 
 
 def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
@@ -224,9 +215,3 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
 def _tokens(cell: str) -> int:
     batch, seq_len = cell.split()[0].split("x")
     return int(batch) * int(seq_len)
-
-
-def _cell_order(cell: str) -> tuple:
-    """The key that sorts cells by configuration, and the cells of a configuration by tokens."""
-    size, *rest = cell.split()
-    return (*rest, *map(int, size.split("x")))

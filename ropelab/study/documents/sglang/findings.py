@@ -48,10 +48,12 @@ def protocol(protocols: pd.DataFrame) -> str:
     for peer in STEPS:
         found = ratios(protocols, peer)
         fair = [f"{value_range(found[step])} with {said}" for step, said in STEP_NAMES[peer].items()]
-        parts.append(f"{NAMES[peer]} {value_range(found[PUBLISHED])} by the published protocol, {', '.join(fair)}")
-    said = f"Times of the peers over the time of the first version's kernel: {'; '.join(parts)}."
+        parts.append(
+            f"{NAMES[peer]} takes {value_range(found[PUBLISHED])} times as long as the first version's kernel by the "
+            f"published protocol, {', '.join(fair)}."
+        )
     repeated = timer(protocols)
-    return f"{said} The timer itself changes the ratios: {repeated}." if repeated else said
+    return " ".join([*parts, *([f"The timer itself changes the ratios: {repeated}."] if repeated else [])])
 
 
 def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
@@ -64,10 +66,10 @@ def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
         ours = table[[OURS, OURS_CACHE]].min(axis=1)
         behind = ours / table.drop(columns=[OURS, OURS_CACHE]).min(axis=1)
         ahead = table[behind > 1].idxmin(axis=1).unique()
-        most = f" (elsewhere {listed(ahead)}, by up to {behind.max() - 1:.0%})" if len(ahead) else ""
+        most = f" Elsewhere {listed(ahead)} is faster, by up to {behind.max() - 1:.0%}." if len(ahead) else ""
         measured = f"{len(behind)} measured cells of the {name} grid's {all_cells}"
-        parts.append(f"{(behind <= 1).sum()} of the {measured}{most}")
-    return f"ropelab's operators are the fastest in {'; in '.join(parts)}."
+        parts.append(f"ropelab's operators are the fastest in {(behind <= 1).sum()} of the {measured}.{most}")
+    return " ".join(parts)
 
 
 def low_tokens(low: pd.DataFrame) -> str:
@@ -107,8 +109,7 @@ def vector_widths(widths: pd.DataFrame) -> str:
     ours = times[times.contender == OURS].pivot_table(index="layout", columns="offset_bytes", values="median_us")
     return (
         f"16-byte accesses make {WIDENED} {value_range(width_gain(widths))} times as fast as 2-byte accesses. "
-        f"Tensors that begin 2 bytes off make ropelab {value_range(ours[ours.columns.max()] / ours[0])} times as slow. "
-        f"{aligned_parts(evidence.alignment())}."
+        f"Tensors that begin 2 bytes off make ropelab {value_range(ours[ours.columns.max()] / ours[0])} times as slow."
     )
 
 
@@ -125,8 +126,8 @@ def diffusion(frame: pd.DataFrame) -> str:
         for cell, row in table.iterrows()
     ]
     return (
-        f"Diffusion shapes, ropelab in place: {'; '.join(parts)}. A call that first converts the tables of the "
-        f"{JUST_IN_TIME} takes {value_range(table[JUST_IN_TIME_CAST] / table[JUST_IN_TIME])} times as long."
+        f"At the shapes of diffusion models ropelab takes {'; '.join(parts)}. A call that first converts the tables "
+        f"of the {JUST_IN_TIME} takes {value_range(table[JUST_IN_TIME_CAST] / table[JUST_IN_TIME])} times as long."
     )
 
 
@@ -137,9 +138,9 @@ def share_of_image(kernel: pd.DataFrame, baseline_ms: float) -> str:
     """
     (row,) = kernel.itertuples()
     return (
-        f"if all {row.calls:,} calls of one image (an assumption) gain what the document claims over the positions "
-        f"API, they save {row.expected_ms:.0f} ms of {baseline_ms:,.0f}, {100 * row.expected_ms / baseline_ms:.2f} %, "
-        f"and the whole rotation takes at most {row.all_ms:.0f} ms, {100 * row.all_ms / baseline_ms:.1f} %"
+        f"{row.calls:,} calls in one image (an assumption), with the claimed gain over the positions API, save "
+        f"{row.expected_ms:.0f} ms of {baseline_ms:,.0f} ({100 * row.expected_ms / baseline_ms:.2f} %); the whole "
+        f"rotation takes at most {row.all_ms:.0f} ms ({100 * row.all_ms / baseline_ms:.1f} %)"
     )
 
 
@@ -148,7 +149,7 @@ def end_to_end() -> str:
     saved = share_of_image(kernel, total.baseline)
     less = 100 * kernel.expected_ms.item() / total.baseline < abs(total.change_percent)
     return (
-        f"The document's two runs differ by {total.change_percent:+.1f} %. {saved[0].upper()}{saved[1:]}. "
+        f"The document's two runs differ by {total.change_percent:+.1f} %. {saved}. "
         f"The gain is {'less' if less else 'not less'} than that difference."
     )
 

@@ -13,10 +13,10 @@ from ropelab.study.documents.transformer_engine.evidence import published_a, pub
 from ropelab.study.documents.transformer_engine.grids import ALL, FORCED, NEW, OLD, PACKAGES, Grids, chosen
 from ropelab.study.documents.transformer_engine.layer import WITHOUT
 from ropelab.study.documents.transformer_engine.measure import GIVEN, INTEROP, SUMMED
-from ropelab.study.plots import drawing, marks, ticks
+from ropelab.study.plots import marks, ticks
 from ropelab.study.plots.drawing import value_range
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS, Looks
-from ropelab.study.plots.panels import facet, grid
+from ropelab.study.plots.panels import grid
 
 _PUBLISHED = "published (H100, TransformerEngine)"
 _PUBLISHED_LAYER = "published (TransformerEngine, GPU not stated)"
@@ -32,24 +32,21 @@ def _looks(record: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> Looks:
 
 
 def table_b(kernels: pd.DataFrame, footer: str = "") -> Figure:
-    """The time against the number of sequences, without and with the sum, and the measured and published speed-ups."""
+    """The time against the number of sequences, and the measured and published speed-ups, without and with the sum."""
     published = published_b().set_index("n_seqs").speedup
     tables = {step: _of(findings.times(kernels, step), "table B") for step in (GIVEN, SUMMED)}
     ratios = {step: (table[OLD] / table[NEW]).dropna() for step, table in tables.items()}
     last = max(published.index)
-    told = [f"{ratio[last]:.0f} {_STEPS[step]}" for step, ratio in ratios.items() if last in ratio]
+    told = [f"{ratio[last]:.0f} times as long {_STEPS[step]}" for step, ratio in ratios.items() if last in ratio]
     title = (
-        f"Equal packings: the old grid and the new grid. At {last:,} sequences the old grid takes so many "
-        f"times as long: {', '.join(told) or 'not measured'} "
-        f"(published {published[last]:.0f} with sum()); ropelab's own time varies by {_spread(tables[GIVEN])} over the "
-        f"packings{_with_sum(kernels)}"
+        f"The old grid's time grows with the number of sequences. At {last:,} sequences it takes "
+        f"{', '.join(told) or 'a time that was not measured'} (published {published[last]:.0f} with sum()); "
+        f"ropelab's own time varies by {_spread(tables[GIVEN])} over the packings"
     )
-    panels = grid(1, 3, (4.7, 3.9), title, footer)
-    for ax, (step, table) in zip(panels.axes[0], tables.items(), strict=False):
-        _lines(ax, table, _looks(kernels))
-        ax.set(title=f"GPU time of both passes, {_STEPS[step]}")
-    panels.axes[0, 1].sharey(panels.axes[0, 0])
-    ax = panels.axes[0, 2]
+    panels = grid(1, 2, (5.8, 3.9), title, footer)
+    lines, ax = panels.axes[0]
+    _lines(lines, tables[GIVEN], _looks(kernels))
+    lines.set(title=f"GPU time of both passes, {_STEPS[GIVEN]}")
     marks.published(ax, published.index, published, _PUBLISHED, width=22)
     for (step, ratio), marker in zip(ratios.items(), ("o", "^"), strict=False):
         ax.plot(ratio.index, ratio, marker, color=COLORBLIND[0], label=f"here, {_STEPS[step]}", markersize=7,
@@ -58,11 +55,11 @@ def table_b(kernels: pd.DataFrame, footer: str = "") -> Figure:
     ticks.plain_log(ax.yaxis)
     counts = sorted(published.index)
     counts = [n for n, before in zip(counts, [0, *counts], strict=False) if n > 1.3 * before]  # room for each number
-    for ax in panels.axes[0]:
-        ax.set(xscale="log")
-        ticks.at(ax.xaxis, counts)
-        ax.tick_params(axis="x", labelsize=8)
-    return panels.finish("sequences in 65,536 tokens", legend=4, untimed=kernels)
+    for one in panels.axes[0]:
+        one.set(xscale="log")
+        ticks.at(one.xaxis, counts)
+        one.tick_params(axis="x", labelsize=8)
+    return panels.finish("sequences in 65,536 tokens", legend=3, untimed=kernels)
 
 
 def dead_blocks(kernels: pd.DataFrame, footer: str = "") -> Figure:
@@ -99,71 +96,75 @@ def dead_blocks(kernels: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def freqs_len(kernels: pd.DataFrame, footer: str = "") -> Figure:
-    """Time against the length of the table, for equal sequences."""
+    """The old grid's time over the new grid's, against the length of the table, for equal sequences."""
     table = findings.times(kernels)
     equal = table[table.part.isin(("freqs_len", "table B")) & (table.kind.isin(("balanced", "remainder last")))]
-    counts = sorted(table[table.part == "freqs_len"].n_seqs.unique())
-    phrases, cut = [], []
-    for n in counts:
-        rows = equal[(equal.n_seqs == n) & (equal.part == "freqs_len")].sort_values("freqs_len")
-        ratio = rows[OLD] / rows[NEW]
-        if ratio.notna().any():
-            cut.append(ratio.iloc[0])
-            phrases.append(f"{ratio.iloc[0]:.2f} times as long for {n:,} of {rows.longest.max():,}")
-    suffer = "only with a longer table" if max(cut, default=0) <= 1 else "even with a table of their own length"
+    equal = equal.assign(ratio=equal[OLD] / equal[NEW]).sort_values(["n_seqs", "freqs_len", "part"])
+    panels, said = [], []
+    for n in sorted(table[table.part == "freqs_len"].n_seqs.unique()):
+        rows = equal[equal.n_seqs == n].drop_duplicates("freqs_len").dropna(subset="ratio")
+        panels.append((n, rows))
+        own = rows[rows.part == "freqs_len"]
+        said += [f"{own.ratio.iloc[0]:.2f} times as long for {n:,} of {own.longest.max():,}"] if len(own) else []
+    suffer = "only with a longer table" if not equal.ratio.gt(1).all() else "even with a table of their own length"
     title = (
         f"Equal sequences lose time {suffer}. With a table of their own length, the old grid takes "
-        + " and ".join(phrases)
-        + " as the new grid"
+        f"{' and '.join(said)} as the new grid"
     )
-    words = {n: f"{n:,} equal sequences" for n in counts}
-    shown = equal[equal.n_seqs.isin(counts)].sort_values(["n_seqs", "freqs_len", "part"])
-    panels = facet(shown, (4.6, 3.7), title, footer, column="n_seqs", words=words, sharey=True)
-    for ax, rows, _ in panels:
-        rows = rows.drop_duplicates("freqs_len")
-        for name in (OLD, NEW, "ropelab"):
-            ax.plot(rows.freqs_len, rows[name], **_looks(kernels)(name), markersize=7, markeredgecolor="white")
-        ax.set(xscale="log", yscale="log")
-        ticks.at(ax.xaxis, rows.freqs_len)
-        ax.tick_params(axis="x", labelsize=8, labelrotation=30)
-        ticks.plain_log(ax.yaxis)
-    return panels.finish("rows of freqs", "GPU time (µs)", legend=6)
+    sheet = grid(1, 1, (8.5, 3.8), title, footer)
+    ax = sheet.axes[0, 0]
+    for (n, rows), marker, color in zip(panels, "os^Dv", COLORBLIND, strict=False):
+        marks.line(ax, rows.freqs_len, rows.ratio, {"marker": marker, "color": color, "markersize": 7},
+                   label=f"{n:,} equal sequences")  # fmt: skip
+    marks.one(ax, upright=False)
+    ax.set(xscale="log", yscale="log")
+    counts = sorted({int(rows) for _, part in panels for rows in part.freqs_len})
+    ticks.at(ax.xaxis, [n for n in counts if n >= 1000 or n < 200])
+    ticks.plain_log(ax.yaxis)
+    return sheet.finish("rows of freqs", "old grid's time / new grid's time", legend=3)
 
 
 def skew(kernels: pd.DataFrame, footer: str = "") -> Figure:
-    """One long sequence among short sequences, with the shortest possible table, and the choice of each heuristic."""
+    """One long sequence among short sequences: the times, and the empty blocks that decide which grid is faster."""
     table = findings.choices(kernels)
     shown = table[table.kind == "skewed"]
-    panels = [panel for _, panel in shown.groupby(["cp_size", "longest"], sort=True)]
     phrases = [f"the {name} heuristic {findings.missed_words(shown, name)}" for name in HEURISTICS]
     title = (
-        "One long sequence needs a long table. Of the choices, "
+        "The empty blocks of each token decide which grid is faster. Of the choices, "
         + "; ".join(phrases)
-        + f". ropelab launches by tokens and searches "
-        f"nothing: its time varies by {_spread(shown[shown.cp_size == 1])}"
+        + f". ropelab launches by tokens: its time varies by {_spread(shown[shown.cp_size == 1])}"
     )
-    columns = -(-len(panels) // 2) if len(panels) > 3 else max(1, len(panels))
-    sheet = grid(-(-len(panels) // columns), columns, (4.6, 3.5), title, footer, shown=len(panels))
-    for ax, panel in zip(sheet.axes.flat, panels, strict=False):
-        panel = panel.sort_values("n_seqs").reset_index(drop=True)  # a place for each count: 63 and 64 are apart
-        _lines(ax, panel, _looks(kernels, FORCED), (OLD, NEW, "ropelab", "flash_attn", PACKAGES.new))
-        for name, (marker, size) in _RINGS.items():
-            taken = [row[findings.grid_of(row[name])] for _, row in panel.iterrows()]
-            ax.plot(panel.index, taken, marker, markersize=size, markerfacecolor="none", markeredgecolor="0.2",
-                    markeredgewidth=1, label=f"the {name} heuristic's choice", zorder=6)  # fmt: skip
-        ranks = f", {panel.cp_size.iloc[0]} ranks" if panel.cp_size.iloc[0] > 1 else ""
-        ax.set(title=f"the longest has {panel.longest.iloc[0]:,} tokens{ranks}", xlabel="sequences")
-        ax.set_xticks(panel.index, [f"{n:,}" for n in panel.n_seqs], size=8)
-    return sheet.finish(legend=3, untimed=kernels[kernels.part == "skew"])
+    sheet = grid(1, 2, (5.8, 4.0), title, footer)
+    lines, decided = sheet.axes[0]
+    whole = shown[shown.cp_size == 1]
+    panel = whole[whole.longest == whole.longest.max()].sort_values("n_seqs").reset_index(drop=True)
+    _lines(lines, panel, _looks(kernels, FORCED), (OLD, NEW, "ropelab", "flash_attn", PACKAGES.new))
+    if len(panel):  # a place for each count: 63 and 64 are apart
+        lines.set(title=f"GPU time, the longest sequence has {panel.longest.iloc[0]:,} tokens", xlabel="sequences")
+    lines.set_xticks(panel.index, [f"{n:,}" for n in panel.n_seqs], size=8)
+    points = shown.assign(empty_blocks=shown.dead_blocks / shown.tokens, ratio=shown[OLD] / shown[NEW])
+    for (ranks, rows), marker, color in zip(points.groupby("cp_size"), "o^sD", (7, 4, 8, 9), strict=False):
+        look = {"marker": marker, "color": COLORBLIND[color], "markersize": 6}
+        marks.dots(decided, rows.empty_blocks, rows.ratio, look, label=f"{ranks} rank{'s' * (ranks > 1)}")
+    for name, (marker, size) in _RINGS.items():
+        lost = points[points[f"{name}_slower"]]
+        ring = {"markersize": size, "markerfacecolor": "none", "markeredgecolor": "0.2", "zorder": 6}
+        decided.plot(lost.empty_blocks, lost.ratio, marker, label=f"the {name} heuristic is wrong", **ring)
+    marks.one(decided, upright=False)
+    decided.set(title="old grid's time / new grid's time", xlabel="empty blocks for each token", yscale="log")
+    decided.set_xscale("symlog", linthresh=0.1)
+    decided.set_xlim(-0.05, 2 * points.empty_blocks.max())
+    ticks.at(decided.xaxis, [0, 0.1, 1, 10, 100, 1000], "{:g}".format)
+    ticks.plain_log(decided.yaxis)
+    return sheet.finish(legend=4, untimed=kernels[kernels.part == "skew"])
 
 
 def layer(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The time of the layer with each rotation, and the rotation's share beside the published share."""
+    """The published and the measured speed-up of the layer, and its time with each rotation that is no old grid."""
     table = findings.shares(frame)
     times, share = (
         table.pivot_table(index="n_seqs", columns="contender", values=what) for what in ("layer_us", "share")
     )
-    without = frame[(frame.status == "ok") & (frame.contender == WITHOUT)].set_index("n_seqs").median_us
     stated = published_a().set_index("n_seqs")
     names = [name for name in (OLD, NEW, "ropelab", PACKAGES.new) if name in times]
     looks = _looks(frame)
@@ -175,26 +176,23 @@ def layer(frame: pd.DataFrame, footer: str = "") -> Figure:
         + f" (published {value_range(stated.old_share_percent, '.0f')} % and "
         f"{value_range(stated.new_share_percent, '.0f')} %)"
     )
-    panels = grid(1, 2, (6.2, 3.9), title, footer)
-    bars, shares = panels.axes[0]
-    place, width = np.arange(len(times)), 0.8 / len(names)
-    stated_as = {OLD: "old_share_percent", NEW: "new_share_percent"}
-    for i, name in enumerate(names):
-        at, look = place + (i - (len(names) - 1) / 2) * width, looks(name)
-        bars.bar(at, times[name] / 1000, width * 0.92, color=look["color"], label=look.pop("label"))
-        bars.bar(at, times.index.map(without) / 1000, width * 0.92, color="0.8", label=WITHOUT, hatch="//",
-                 edgecolor="white")  # fmt: skip
-        marks.above(bars, at, times[name] / 1000, (times[name] / 1000).map("{:,.0f}".format))
-        shares.plot(at, 100 * share[name], linestyle="none", markersize=8, clip_on=False, zorder=4, **look)
-        if name in stated_as:
-            dashes = stated[stated_as[name]].reindex(times.index)
-            marks.published(shares, at, dashes, _PUBLISHED_LAYER, width=24, weight=2)
-    bars.set(title="layer, forward and backward", ylabel="GPU time (ms)")
-    shares.set(title="q and k alone, over the layer", ylabel="share (%)", ylim=(-3, 103))
-    for ax in (bars, shares):
+    panels = grid(1, 2, (5.6, 3.9), title, footer)
+    speeds, near = panels.axes[0]
+    place = pd.Series(range(len(times)), times.index)
+    marks.published(speeds, place, stated.speedup.reindex(times.index), _PUBLISHED_LAYER, width=34)
+    marks.dots(speeds, place[speed.index], speed, looks(NEW) | {"label": "old grid / new grid, here"}, markersize=8)
+    speeds.set(title="speed-up of the layer, forward and backward", yscale="log", ylabel="old time / new time")
+    ticks.plain_log(speeds.yaxis)
+    spans = findings.layer_spans(frame)
+    close = [WITHOUT, *(name for name in names if name != OLD)]
+    for name, shift in zip(close, np.linspace(-0.24, 0.24, len(close)), strict=True):
+        rows = spans[spans.contender == name]
+        marks.spans(near, place[rows.n_seqs] + shift, rows, looks(name), markersize=7)
+    near.set(title="the layer with other rotations, 20th to 80th percentile", ylabel="GPU time (ms)")
+    for ax in panels.axes[0]:
         ax.set_xticks(place, [f"{n:,}" for n in times.index])
-    bars.grid(False, axis="x")
-    return panels.finish("sequences in 65,536 tokens", legend=5, untimed=frame)
+        ax.set_xlim(-0.5, len(place) - 0.5)
+    return panels.finish("sequences in 65,536 tokens", legend=3, untimed=frame)
 
 
 _PARTS = {"table B": "table B", "freqs_len": "other lengths of freqs", "skew": "one long sequence",
@@ -223,13 +221,6 @@ def _spread(table: pd.DataFrame) -> str:
     if table.ropelab.isna().all():
         return "an unknown amount"
     return f"{table.ropelab.max() / table.ropelab.min() - 1:.0%}"
-
-
-def _with_sum(kernels: pd.DataFrame) -> str:
-    """The effect of the sum on ropelab's and flash-attn's times, as the end of a sentence."""
-    effects = findings.sum_effects(kernels).set_index("contender").added
-    told = [f"{drawing.label(name)} {effects[name]:+.0%}" for name in ("ropelab", "flash_attn") if name in effects]
-    return f"; the sum and its backward: {', '.join(told)}" if told else ""
 
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {

@@ -180,11 +180,19 @@ def costly(table: pd.DataFrame, name: str) -> pd.DataFrame:
     return missed(table, name)[[*CELL[1:], name, f"{name}_costs"]]
 
 
-def layer_times(layer: pd.DataFrame) -> pd.DataFrame:
-    """Milliseconds of the whole layer with their 20th and 80th percentile: a row for each n_seqs."""
+def layer_spans(layer: pd.DataFrame) -> pd.DataFrame:
+    """The whole layer in milliseconds: columns n_seqs, contender, least, middle, most (20th, 50th, 80th percentile)."""
+    layer = canonical(layer)
     whole = layer[(layer.what == LAYER) & is_right(layer)]
-    ms = [f"{row.median_us / 1e3:.2f} ({row.q20_us / 1e3:.2f} to {row.q80_us / 1e3:.2f})" for row in whole.itertuples()]
-    return whole.assign(ms=ms).pivot(index="n_seqs", columns="contender", values="ms").reset_index()
+    ms = whole[["q20_us", "median_us", "q80_us"]].div(1000).set_axis(["least", "middle", "most"], axis=1)
+    return whole[["n_seqs", "contender"]].join(ms)
+
+
+def layer_times(layer: pd.DataFrame) -> pd.DataFrame:
+    """The milliseconds of `layer_spans` in words: a row for each n_seqs, a column for each contender."""
+    spans = layer_spans(layer)
+    ms = [f"{row.middle:.2f} ({row.least:.2f} to {row.most:.2f})" for row in spans.itertuples()]
+    return spans.assign(ms=ms).pivot(index="n_seqs", columns="contender", values="ms").reset_index()
 
 
 def same_bits_sentence(kernels: pd.DataFrame) -> str:
@@ -217,7 +225,7 @@ def sum_counts(kernels: pd.DataFrame) -> str:
     effects = sum_effects(kernels)
     added = effects.added_us[~effects.contender.map(label).str.contains("model")]
     return (
-        f"{_whose(kernels)} The sum and its gradient add {value_range(added, '.0f')} µs to the kernels, and the "
+        f"{_whose(kernels)}The sum and its gradient add {value_range(added, '.0f')} µs to the kernels, and the "
         f"document's times contain them. Without the sum the largest speed-up of the new grid over the old grid is "
         f"{ratios[0]:.0f} instead of {ratios[1]:.0f}."
     )
@@ -236,8 +244,11 @@ def whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
 
 
 def _whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
+    """The source of the grids as a sentence, where they are not those of the document's own file; else ""."""
+    if chosen(kernels, allowed).basis is Basis.CODE:
+        return ""
     said = whose(kernels, allowed)
-    return f"{said[0].upper()}{said[1:]}."
+    return f"{said[0].upper()}{said[1:]}. "
 
 
 def beside_the_packages(table: pd.DataFrame) -> str:
@@ -264,9 +275,8 @@ def table_b_counts(kernels: pd.DataFrame) -> str:
              OLD: "the old grid"}  # fmt: skip
     each = [f"{value_range(table[name], ',.0f')} µs with {words}" for name, words in names.items() if name in table]
     return (
-        f"{_whose(kernels)} From {table.n_seqs.min():,} to {table.n_seqs.max():,} sequences in "
-        f"{table.tokens.iloc[0]:,} tokens, the rotation takes {', '.join(each)}, forward and backward. ropelab reads "
-        "the position of each token from a tensor that all layers share, so it starts no block without a token."
+        f"{_whose(kernels)}From {table.n_seqs.min():,} to {table.n_seqs.max():,} sequences in "
+        f"{table.tokens.iloc[0]:,} tokens, the rotation takes {', '.join(each)}, forward and backward."
     )
 
 
@@ -274,10 +284,9 @@ def skew_counts(kernels: pd.DataFrame) -> str:
     """The choices of both heuristics for one long sequence among short sequences."""
     table = choices(kernels)
     table = table[table.kind == "skewed"]
-    phrases = [f"the {name} heuristic {missed_words(table, name)}" for name in HEURISTICS]
+    each = [f" The {name} heuristic {missed_words(table, name)}." for name in HEURISTICS]
     return (
-        f"{_whose(kernels, FORCED)} Both heuristics know the number of sequences, rows and tokens, and no length. "
-        f"With one long sequence among short sequences, and the shortest table possible, {', and '.join(phrases)}."
+        f"{_whose(kernels, FORCED)}One long sequence among short sequences needs a table of its length.{''.join(each)}"
     )
 
 
@@ -294,8 +303,19 @@ def blocks_count(kernels: pd.DataFrame) -> str:
         return ""
     row = fit.loc[fit.dead_blocks.idxmax()]
     return (
-        f"{_whose(kernels)} The old grid takes {block_price(fit)}. "
-        f"{row.dead_blocks:,} empty blocks take {row.beyond_us / 1000:,.0f} ms."
+        f"{_whose(kernels)}The old grid takes {block_price(fit)}. "
+        f"{row.dead_blocks:,} empty blocks take {row.beyond_us / 1000:,.0f} ms.{_beside_a_token(fit)}"
+    )
+
+
+def _beside_a_token(fit: pd.DataFrame) -> str:
+    """The time of a token in ropelab's kernel in units of the time of an empty block, as a sentence; "" without it."""
+    each = (1000 * fit.ropelab / fit.tokens / 2).median()
+    if np.isnan(each):
+        return ""
+    return (
+        f" ropelab's kernel turns a token in {each:.1f} ns for each pass, so a token costs as much as "
+        f"{each / fit.ns_per_dead_block.median():.1f} empty blocks."
     )
 
 
@@ -308,7 +328,7 @@ def layer_counts(layer: pd.DataFrame) -> str:
         if name in table
     ]
     said = f"In a layer of hidden size 1536, forward and backward, q and k alone take {', '.join(parts)}."
-    return f"{_whose(layer)} {said} {_beside_the_new_grid(layer)}".strip()
+    return f"{_whose(layer)}{said} {_beside_the_new_grid(layer)}".strip()
 
 
 def _beside_the_new_grid(layer: pd.DataFrame) -> str:
