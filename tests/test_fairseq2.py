@@ -465,13 +465,6 @@ def test_two_timings_of_the_same_kernels():
     assert findings.apart(findings.same_kernels(times[0], others)) == 0
 
 
-def test_the_same_code_in_two_records():
-    again = partial(reorderings, where="variant == 'stack, view, cat'", median_us=1087.0)
-    assert findings.same_code(again(), at_a_millisecond()) is None
-    found = findings.same_code(again(code="code of RE reference"), at_a_millisecond())
-    assert found == pytest.approx(1.087)
-
-
 def test_the_warning_is_given_again():
     """Inductor gives it once in a process, whoever compiled before."""
     import torch._inductor.lowering as lowering

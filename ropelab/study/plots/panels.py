@@ -21,12 +21,7 @@ LAYOUT = {"split_half": "split-half", "interleaved": "interleaved"}
 CELLS = "batch x tokens, q/k heads, head_dim"
 """The label of an axis whose ticks name cells."""
 _TITLE_LETTERS_PER_INCH, _LETTERS_PER_INCH, _SMALL_LETTERS_PER_INCH = 9, 12, 15  # for texts of bold 12, 10 and 8 points
-_STYLE = {
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "figure.titlesize": 12,
-}
+_STYLE = {"font.size": 10, "axes.titlesize": 10, "axes.titleweight": "bold", "figure.titlesize": 12}
 _LONGEST_TITLE = 126
 """The most letters of a title, which stands in one line; a narrow figure grows to its title."""
 BETWEEN_RECORDS = " / "

@@ -260,18 +260,12 @@ def wrong_backward() -> pd.DataFrame:
 
 @evidence("deepspeed_published", "the document's table")
 def published() -> pd.DataFrame:
-    """The document's table, with the ratios of its times and the bytes per second of the fused kernel.
-
-    The document does not state the dtype, so there are bytes per second for each of two dtypes.
-    """
+    """The document's table, with the ratios of its times."""
     frame = pd.read_csv(PUBLISHED)
-    elements = 2 * frame.batch * frame.heads * frame.seq_len * frame.head_dim
     return frame.assign(
         over_eager=frame.eager_ms / frame.triton_ms,
         over_compile=frame.compile_ms / frame.triton_ms,
         over_compiled=frame.eager_ms / frame.compile_ms,
-        triton_gb_s_if_bfloat16=2 * elements / frame.triton_ms / 1e6,
-        triton_gb_s_if_float32=4 * elements / frame.triton_ms / 1e6,
     )
 
 
@@ -312,10 +306,7 @@ def _attempt(function, *args) -> torch.Tensor | Exception:
 
 
 def _compare(found: torch.Tensor | Exception, expected: torch.Tensor | Exception) -> dict:
-    nothing = {
-        "expected": "an error" if isinstance(expected, Exception) else "a result",
-        "error": float("nan"),
-    }
+    nothing = {"expected": "an error" if isinstance(expected, Exception) else "a result", "error": float("nan")}
     if isinstance(found, Exception) and isinstance(expected, Exception):
         return nothing | {"outcome": "equal"}
     if isinstance(found, Exception):

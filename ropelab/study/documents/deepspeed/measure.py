@@ -73,13 +73,7 @@ def correctness(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def _errors(
-    version: str,
-    rotate: Callable,
-    device: str,
-    seq_len: int,
-    dtype: torch.dtype,
-    table_dtype: torch.dtype,
-    table: str,
+    version: str, rotate: Callable, device: str, seq_len: int, dtype: torch.dtype, table_dtype: torch.dtype, table: str
 ) -> dict:
     generator = torch.Generator().manual_seed(seq_len)
     x, gradient = (torch.randn(HEADS, seq_len, HEAD_DIM, generator=generator).to(device, dtype) for _ in range(2))
@@ -224,11 +218,7 @@ def generated(code: str) -> dict[str, int | str]:
     kernels = re.findall(r"^\s*(\w+)\.run\(", code, flags=re.MULTILINE)
     extern = re.findall(r"^\s*(?:\w+ = )?(extern_kernels\.\w+|torch\.ops\.[\w.]+)\(", code, flags=re.MULTILINE)
     buffers = re.findall(r"= empty_strided_(?:cuda|cpu)\(", code)
-    return {
-        "kernels": len(kernels) + len(extern),
-        "buffers": len(buffers),
-        "names": ", ".join(kernels + extern),
-    }
+    return {"kernels": len(kernels) + len(extern), "buffers": len(buffers), "names": ", ".join(kernels + extern)}
 
 
 def _buffers() -> int:

@@ -38,22 +38,6 @@ def same_kernels(grid: pd.DataFrame, inductor: pd.DataFrame) -> pd.DataFrame:
     return (times.max(axis=1) / times.min(axis=1)).rename("apart").reset_index()
 
 
-def same_code(reorderings: pd.DataFrame, inductor: pd.DataFrame) -> float | None:
-    """The longer time of the pull request's reordering over the shorter time, from the two records that time it.
-
-    None if the records share no generated code.
-    """
-    keys = [*SHAPE, "dtype"]
-    compiled = timed(inductor)
-    compiled = compiled[(compiled["mode"] == "compiled") & (compiled.direction == "forward")]
-    both = compiled.merge(reorderings[is_right(reorderings)], on=[*keys, "code"], suffixes=("", "_again"))
-    both = both[both.code.notna() & (both.contender == "RE reference")]
-    if both.empty:
-        return None
-    times = both[["median_us", "median_us_again"]]
-    return float((times.max(axis=1) / times.min(axis=1)).max())
-
-
 def apart(same: pd.DataFrame, direction: str = "forward", how: str = "max") -> float:
     """How far timings of the same kernels lie apart in a direction, as a fraction; 0 if there are no timings.
 

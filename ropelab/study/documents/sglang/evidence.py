@@ -6,13 +6,12 @@ from itertools import product
 import pandas as pd
 import torch
 
-from ropelab import reference, rotary_table
+from ropelab import rotary_table
 from ropelab.bench.records import ROOT
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop import sglang as interop
-from ropelab.kernels import Rotation, rotate_torch, use_backend
-from ropelab.kernels.tensors import RotateTensors
-from ropelab.layout.pairing import join, pairs
+from ropelab.kernels import use_backend
+from ropelab.layout.pairing import join
 from ropelab.study.documents.sglang import calls, operators
 from ropelab.study.documents.sglang.contenders import FLASH
 from ropelab.study.documents.sglang.measure import FIRST_GRID, HEAD_SIZES
@@ -112,44 +111,26 @@ def shapes() -> pd.DataFrame:
 
 @evidence("sglang_accuracy", "computed on the CPU: float32 maths as in the document's operator")
 def accuracy() -> pd.DataFrame:
-    """The relative L2 errors of the operator, and the errors that its tables add.
+    """The relative L2 errors of the model of the first version, and the errors that its tables add.
 
-    The rows are those of the model; the record sglang_operator_test has the calls of the published operator.
+    The record sglang_operator_test has the calls of the published operator.
 
     Columns:
         operator, dtype.
         position: the position of the last of 256 tokens.
-        rounding: the largest relative error of a rounding.
-        difference: the largest absolute difference from a reference in the dtype of q, as in the document's test.
-        fused: the same difference where the compiler fuses each second product with the sum, as nvcc does by default.
         same: the error against float64 with the very same rounded tables, as a test sees it.
         exact: the error against float64 with exact tables; the operator takes them rounded to the dtype of q.
-        float32_angles: the error against exact tables, with tables made of float32 angles, as in its benchmark.
-        ours: the error of our kernel's maths with float32 tables, against exact tables.
     """
     rows = []
     for dtype, last in product((torch.bfloat16, torch.float16, torch.float32), (255, 8191, 65535)):
         positions = torch.arange(last - 255, last + 1)
         x = torch.randn(256, 4, 128, generator=torch.Generator().manual_seed(0)).to(dtype)
-        truth_tables = [t[positions] for t in rotary_table(last + 1, 128, dtype=torch.float64)]
-        truth = reference.rotate(x, *truth_tables, layout="interleaved", seq_format="thd")
-        rounded = [t.to(dtype) for t in truth_tables]
+        exact = [t[positions] for t in rotary_table(last + 1, 128, dtype=torch.float64)]
+        rounded = [t.to(dtype) for t in exact]
         y = _rotated(x, rounded)
-        same = reference.rotate(x, *rounded, layout="interleaved", seq_format="thd")
-        tested = same.float().to(dtype).double()
-        angles = torch.outer(positions.float(), 1.0 / 10000.0 ** (torch.arange(0, 128, 2).float() / 128))
-        ours = torch.empty_like(x)[None]
-        tensors = RotateTensors.of([x[None]], [ours], *(t.float() for t in truth_tables))
-        rotate_torch.rotate(tensors, Rotation(128, interleaved=True, out_interleaved=True))
-        rows.append({
-            "operator": THEIR_OPERATOR, "dtype": str(dtype).removeprefix("torch."), "position": last,
-            "rounding": torch.finfo(dtype).eps / 2,
-            "difference": (y.double() - tested).abs().max().item(),
-            "fused": (_rotated_with_fma(x, rounded).double() - tested).abs().max().item(),
-            "same": _relative(y, same), "exact": _relative(y, truth),
-            "float32_angles": _relative(_rotated(x, [angles.cos().to(dtype), angles.sin().to(dtype)]), truth),
-            "ours": _relative(ours[0], truth),
-        })  # fmt: skip
+        same, true = (_relative(y, calls.exact(x, *tables, "interleaved")) for tables in (rounded, exact))
+        rows.append({"operator": THEIR_OPERATOR, "dtype": str(dtype).removeprefix("torch."), "position": last,
+                     "same": same, "exact": true})  # fmt: skip
     return pd.DataFrame(rows)
 
 
@@ -157,17 +138,6 @@ def _rotated(x: torch.Tensor, tables) -> torch.Tensor:
     y = x.clone()
     operators.document(*tables, y, None, x.shape[-1], True)
     return y
-
-
-def _rotated_with_fma(x: torch.Tensor, tables) -> torch.Tensor:
-    """The rotation in float32 with one fused multiply-add for each feature.
-
-    It is computed in float64, where the product of two 24-bit numbers is exact.
-    """
-    x0, x1 = pairs(x.double(), "interleaved")
-    cos, sin = (table.double()[:, None] for table in tables)
-    y0, y1 = x0 * cos - (x1 * sin).float(), x1 * cos + (x0 * sin).float()
-    return join(y0, y1, "interleaved").float().to(x.dtype)
 
 
 @evidence("sglang_bytes", "derived from the protocol of the document's benchmark")

@@ -1,6 +1,5 @@
 """The evidence for claims TE-01 to TE-21 that a CPU computes in seconds."""
 
-import itertools
 import os
 from unittest import mock
 
@@ -8,7 +7,7 @@ import pandas as pd
 
 from ropelab.bench.records import ROOT
 from ropelab.study.documents.transformer_engine import packings
-from ropelab.study.documents.transformer_engine.dispatch import OVERRIDE, VERSIONS, choose
+from ropelab.study.documents.transformer_engine.dispatch import choose
 from ropelab.study.engine.computed import evidence
 from ropelab.study.engine.sources import cases, facts, where
 
@@ -35,19 +34,6 @@ def published_b() -> pd.DataFrame:
     dead = packings.TOKENS * (frame.n_seqs - 1)
     ns = (frame.old_ms - frame.new_ms) * 1e6 / (2 * dead.where(dead > 0))
     return frame.assign(speedup=frame.old_ms / frame.new_ms, dead_blocks=dead, ns_per_dead_block=ns)
-
-
-@evidence("te_dispatch", "our model of the dispatch, run on the CPU")
-def dispatch() -> pd.DataFrame:
-    """The launches of each version for table B's shapes: columns version, override, n_seqs, strategy."""
-    rows = []
-    for version, override, n in itertools.product(VERSIONS, ("", "0", "1"), packings.N_SEQS):
-        with mock.patch.dict(os.environ, {OVERRIDE: override} if override else {}):
-            if not override:
-                os.environ.pop(OVERRIDE, None)
-            strategy = choose(n, packings.TOKENS, packings.TOKENS, version=version)
-        rows.append({"version": version, "override": override or "unset", "n_seqs": n, "strategy": strategy})
-    return pd.DataFrame(rows)
 
 
 @evidence("te_search", "counted on the CPU")

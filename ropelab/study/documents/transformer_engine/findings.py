@@ -62,7 +62,6 @@ def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
     grid cannot give this time, because its blocks also search.
 
     Columns, besides the columns of ``times``:
-        live_us: the time of the live blocks.
         beyond_us: the time beyond the live blocks.
         ns_per_dead_block: in a pass; forward and backward are two passes.
         fitted_us: the time of the live blocks, and a time for each dead block that is the same in all cells.
@@ -75,7 +74,6 @@ def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
     beyond = table[OLD] - live
     each = np.median(beyond[many] / table.dead_blocks[many])
     return table.assign(
-        live_us=live,
         beyond_us=beyond,
         ns_per_dead_block=(1000 * beyond / table.dead_blocks / 2).where(many),
         fitted_us=live + each * table.dead_blocks,

@@ -16,15 +16,7 @@ import torch
 
 import ropelab
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.conformance.bounds import (
-    EXACT,
-    Arithmetic,
-    exact,
-    fraction,
-    rotate_exactly,
-    rotation_bound,
-    table_dtype,
-)
+from ropelab.conformance.bounds import EXACT, Arithmetic, exact, fraction, rotate_exactly, rotation_bound, table_dtype
 from ropelab.kernels import INTERPRETED
 from ropelab.layout.pairing import LAYOUTS, pairs, permutation
 from ropelab.study.topics.proofs.angles import exact_tables
@@ -145,11 +137,7 @@ class MeasuredRotation:
     def of(cls, case: Case, dtype: torch.dtype, layout: str) -> MeasuredRotation:
         [inputs] = case.inputs(dtype)
         return cls(
-            case,
-            dtype,
-            layout,
-            inputs,
-            ropelab.apply_rope(*inputs, layout=layout, **case.table_arguments(dtype)),
+            case, dtype, layout, inputs, ropelab.apply_rope(*inputs, layout=layout, **case.table_arguments(dtype))
         )
 
     def compared(self) -> Iterator[tuple[Pair, Pair, Pair]]:

@@ -106,10 +106,7 @@ def _measured(dtype: torch.dtype, layout: str) -> dict[str, float]:
     g = [exact(half) for half in pairs(key_grad[..., NOPE_DIM:], "split_half")]
     turned = [exact(half) for half in pairs(key[..., NOPE_DIM:], "split_half")]
     of_heads = c[:, None], s[:, None]
-    forward = (
-        rotate_exactly(*x, *of_heads),
-        rotation_bound(*x, *of_heads, arithmetic(dtype), angle_error[:, None]),
-    )
+    forward = (rotate_exactly(*x, *of_heads), rotation_bound(*x, *of_heads, arithmetic(dtype), angle_error[:, None]))
     found = [exact(half[..., 0, :]) for half in pairs(dk_pe, layout)]
     truth = rotate_exactly(*(half.sum(-2) for half in g), c, -s)
     bound = shared_gradient_bound(*g, c, s, arithmetic(dtype), angle_error)

@@ -54,10 +54,7 @@ def implementations() -> tuple[dict[str, Rotate], list[str]]:
 
     torchembed's own kernels need a GPU or Triton's interpreter, and torchembed's wheels under ``build/peers``.
     """
-    found: dict[str, Rotate] = {
-        "ropelab": _ropelab,
-        MUTANT: with_wrong_backward(_ropelab),
-    }
+    found: dict[str, Rotate] = {"ropelab": _ropelab, MUTANT: with_wrong_backward(_ropelab)}
     missing = []
     for version in VERSIONS:
         name = f"torchembed {version}"
