@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 
 from ropelab.study.plots.looks import COLORBLIND
@@ -72,6 +73,21 @@ def above(ax: Axes, xs, ys, texts: Iterable[str]) -> None:
     """Write each text over its point."""
     for x, y, text in zip(xs, ys, texts, strict=True):
         ax.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", size=8)
+
+
+def cells(ax: Axes, table: pd.DataFrame, texts=True, *, size: float = 8, labels: float = 8, **colors) -> None:
+    """Draw a table as a map: a coloured cell for each value, with its text.
+
+    Args:
+        texts: a text for each cell; by default the values with two digits.
+        size, labels: the sizes of the texts in the cells and beside the map, in points.
+        colors: further arguments for ``seaborn.heatmap``, such as cmap, vmin and vmax.
+    """
+    shown = {"annot": texts, "fmt": ".2f" if texts is True else "", "annot_kws": {"size": size}}
+    sns.heatmap(table, ax=ax, cbar=False, linewidths=0.5, **shown, **colors)
+    ax.set(xlabel="", ylabel="")
+    ax.tick_params(length=0, rotation=0, labelsize=labels)
+    ax.grid(False)
 
 
 def band(ax: Axes, place: pd.Series, limits: pd.Series, reach: float) -> None:

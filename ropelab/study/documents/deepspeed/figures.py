@@ -16,7 +16,6 @@ from ropelab.study.documents.deepspeed import table_figures
 from ropelab.study.documents.deepspeed.evidence import PAST_THE_TABLES
 from ropelab.study.documents.deepspeed.findings import digits
 from ropelab.study.plots import drawing, marks, ticks
-from ropelab.study.plots.heatmap import heatmap
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import grid
 
@@ -55,20 +54,10 @@ def gates(dispatch: pd.DataFrame, footer: str = "") -> Figure:
     panels = grid(1, 1, (11.5, 0.42 * len(table) + 1.2), title, footer)
     ax = panels.axes[0, 0]
 
-    def write(row: int, column: int) -> tuple[str, str]:
-        said = table.iloc[row, column]
-        return said, "black" if said in ("formula", "as the formula: an error") else "white"
-
     marked = frame.drop_duplicates("caller").set_index("caller").in_tree.reindex(table.index)
     labels = [f"{name}  (in DeepSpeed's tree)" if mark else name for name, mark in marked.items()]
-    columns = [_VERSIONS[version][1] for version in shown]
-    heatmap(ax, table.map(_OUTCOMES.index), write, rows=labels, columns=columns, size=8.5,
-            cmap=_SHADES, vmin=-0.5, vmax=len(_OUTCOMES) - 0.5)  # fmt: skip
-    ax.xaxis.tick_bottom()
-    ax.set_xticks(np.arange(-0.5, len(shown)), minor=True)
-    ax.set_yticks(np.arange(-0.5, len(table)), minor=True)
-    ax.grid(True, which="minor", color="white", linewidth=2)
-    ax.tick_params(which="both", length=0)
+    kinds = table.map(_OUTCOMES.index).set_axis(labels).set_axis([_VERSIONS[version][1] for version in shown], axis=1)
+    marks.cells(ax, kinds, table, labels=9, cmap=_SHADES, vmin=-0.5, vmax=len(_OUTCOMES) - 0.5)
     return panels.finish()
 
 

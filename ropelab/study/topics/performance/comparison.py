@@ -43,5 +43,5 @@ def against_peers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def number(value: object) -> str:
-    """The text of a cell of a table: counts and words stay as they are, other numbers have four digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """The text of a cell of a table: counts and words stay as they are, other numbers have at least four digits."""
+    return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}") if isinstance(value, float) else str(value)

@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.study.plots import drawing, marks
-from ropelab.study.plots.heatmap import heatmap
 from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.plots.panels import CELLS, LAYOUT, facet, grid
 from ropelab.study.topics.performance import findings as family_findings
@@ -54,15 +53,16 @@ def formats(dense: pd.DataFrame, others: pd.DataFrame, footer: str = "") -> Figu
         names = [name for name in FORMATS if name in table.fraction_of_copy]
         worst, reach = (table.loc[gpu][value][names] for value in ("fraction_of_copy", "reach"))
 
-        def write(row: int, column: int, worst=worst, reach=reach) -> tuple[str, str]:
-            value, limit = worst.iloc[row, column], LEAST_OF_COPY
-            missed = "" if value >= limit else "\nnoise" if reach.iloc[row, column] >= limit else "\nbelow"
-            return toward_worse(value, at_least=True) + missed, "black"
-
-        heatmap(ax, worst - LEAST_OF_COPY, write, rows=worst.index, columns=names, size=8, cmap="PuOr_r",
-                vmin=-0.15, vmax=0.15)  # fmt: skip
+        texts = worst.apply(lambda column, reach=reach: list(map(_beside_the_bar, column, reach[column.name])))
+        marks.cells(ax, worst - LEAST_OF_COPY, texts, cmap="PuOr_r", vmin=-0.15, vmax=0.15)
         ax.set_title(gpu, loc="left")
     return panels.finish("", CELLS, untimed=pd.concat([dense, others]).query("contender == @OURS"))
+
+
+def _beside_the_bar(value: float, reach: float) -> str:
+    """A fraction of a copy, with "noise" or "below" if it misses the bar; ``reach`` is the most that noise allows."""
+    missed = "" if value >= LEAST_OF_COPY else "\nnoise" if reach >= LEAST_OF_COPY else "\nbelow"
+    return toward_worse(value, at_least=True) + missed
 
 
 def qk_norm(frame: pd.DataFrame, footer: str = "") -> Figure:

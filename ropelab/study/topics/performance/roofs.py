@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.study.plots import drawing, marks, ticks
-from ropelab.study.plots.heatmap import heatmap
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import facet, grid
 from ropelab.study.topics.performance import model_heads
@@ -40,7 +39,7 @@ def roofline(frame: pd.DataFrame, footer: str = "") -> Figure:
         ax.plot(copies.index, copies, **marks.COPY)
         for step, name in enumerate(_SHOWN):
             found = drawing.spans(panel[panel.contender == name], "bytes", "gb_s", speed=True)
-            # Beside each other, so that no bar hides another.
+            # The bars stand beside each other, so that none hides another.
             marks.spans(ax, found.index * 1.06 ** (step - len(_SHOWN) // 2), found, CONTENDERS(name))
         ax.set(xscale="log", yscale="log")
         ticks.plain_log(ax.yaxis)
@@ -60,13 +59,9 @@ def speedups(frame: pd.DataFrame, footer: str = "") -> Figure:
     for ax, gpu in zip(panels.axes[:, 0], rows, strict=True):
         table = least[gpu].reindex(columns=names)
 
-        def write(row: int, column: int, table=table) -> tuple[str, str]:
-            value = table.iloc[row, column]
-            return ("" if np.isnan(value) else f"{value:.2f}", "white" if value > 3 else "black")
-
         columns = [_LINES.sub("\n", CONTENDERS.label(name)) for name in names]
-        heatmap(ax, np.log2(table.clip(upper=16)), write, rows=table.index, columns=columns, size=8, labels=7,
-                cmap="PuOr", vmin=-4, vmax=4)  # fmt: skip
+        times = np.log2(table.clip(upper=16)).set_axis(columns, axis=1)
+        marks.cells(ax, times, table.map("{:.2f}".format), labels=7, cmap="PuOr", vmin=-4, vmax=4)
         ax.set_title(gpu, loc="left")
     return panels.finish()
 

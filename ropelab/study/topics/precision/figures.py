@@ -10,8 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from ropelab.study.plots import ticks
-from ropelab.study.plots.heatmap import heatmap
+from ropelab.study.plots import marks, ticks
 from ropelab.study.plots.looks import COLORBLIND, Looks
 from ropelab.study.plots.panels import Panels, facet, grid
 from ropelab.study.topics.precision import findings
@@ -114,12 +113,10 @@ def models(found: pd.DataFrame, footer: str = "") -> Figure:
     size = (4.4 + 1.15 * bits.shape[1], 0.3 * len(bits) + 0.9)
     panels = grid(1, 1, size, findings.models_sentence(found), footer)
 
-    def write(row: int, column: int) -> tuple[str, str]:
-        value = bits.iloc[row, column]
-        return f"{value:.1f}" if value else "none", "black" if value > 14 else "white"
-
-    names, methods = [f"{name}   {lengths[name]:,}" for name in bits.index], bits.columns.str.replace(" ", "\n", n=1)
-    heatmap(panels.axes[0, 0], bits, write, rows=names, columns=methods, labels=9, cmap="cividis", vmin=0, vmax=24)
+    names = [f"{name}   {lengths[name]:,}" for name in bits.index]
+    texts = bits.map(lambda value: f"{value:.1f}" if value else "none")
+    shown = bits.set_axis(names).set_axis(bits.columns.str.replace(" ", "\n", n=1), axis=1)
+    marks.cells(panels.axes[0, 0], shown, texts, size=9, labels=9, cmap="cividis", vmin=0, vmax=24)
     return panels.finish(
         "right bits of a rotated pair (worst plane and position) at the model's longest context, in tokens"
     )

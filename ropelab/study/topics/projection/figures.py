@@ -1,13 +1,10 @@
 """Draw the law of the pass beside its measurements, and the products that rotate, for every GPU."""
 
-from collections.abc import Sequence
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.bench.projection import BY_QUACK, COMPUTED, KERNEL, OURS, QUACK
 from ropelab.study.plots import drawing, gpus, marks, ticks
-from ropelab.study.plots.heatmap import heatmap
 from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.plots.panels import grid
 from ropelab.study.topics.projection import findings
@@ -88,17 +85,7 @@ def winners(frame: pd.DataFrame, footer: str = "") -> Figure:
         table = rows[rows.gpu == gpu].pivot_table(
             index=["q_heads", "k_heads", "inputs"], columns="tokens", values="ratio"
         )
-        _map(ax, table, [f"{q}/{k}, {inputs:,}" for q, k, inputs in table.index])
+        table = table.set_axis([f"{q}/{k}, {inputs:,}" for q, k, inputs in table.index]).rename(columns="{:,}".format)
+        marks.cells(ax, table, cmap="RdBu_r", vmin=0.8, vmax=1.2)
         ax.set(title=gpu, ylabel="heads, K")
     return panels.finish("tokens")
-
-
-def _map(ax, table: pd.DataFrame, names: Sequence[str]) -> None:
-    values = table.to_numpy()
-
-    def write(row: int, column: int) -> tuple[str, str]:
-        value = values[row, column]
-        return f"{value:.2f}", "white" if abs(value - 1) > 0.12 else "black"
-
-    heatmap(ax, values, write, rows=names, columns=[f"{n:,}" for n in table], size=8, labels=8,
-            cmap="RdBu_r", vmin=0.8, vmax=1.2)  # fmt: skip

@@ -53,8 +53,8 @@ def rates(frame: pd.DataFrame, q_heads: int, k_heads: int, inputs: int) -> pd.Da
 def passes(frame: pd.DataFrame) -> pd.DataFrame:
     """The time of the pass over the time of the product, for each product on each GPU.
 
-    Columns: those of `CASE`; measured, the quotient of the medians; low and high, of the 20th and 80th percentiles;
-    predicted, by the law.
+    Columns: the columns of `CASE`; measured, the quotient of the medians; low and high, of the 20th and 80th
+    percentiles; predicted, by the law.
     """
     by_gpu = machines(frame)
     median, low, high = (times(frame, name) for name in ("median_us", "q20_us", "q80_us"))
@@ -74,8 +74,8 @@ def product(row: Mapping[str, int]) -> Product:
 def losses(frame: pd.DataFrame) -> pd.DataFrame:
     """What the product that rotates loses, as fractions.
 
-    Columns: those of `CASE`; product, of its product against cuBLAS; epilogue, of the rotation against its product;
-    computed, of the rotation with computed angles.
+    Columns: the columns of `CASE`; product, of its product against cuBLAS; epilogue, of the rotation against its
+    product; computed, of the rotation with computed angles.
     """
     table = times(frame).reset_index()
     own = table[PRODUCT]
@@ -86,8 +86,7 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
 
 def loss_table(frame: pd.DataFrame) -> pd.DataFrame:
     """The ranges of `losses` in percent over large products, for each GPU and K."""
-    rows = losses(frame)
-    rows = rows[rows.tokens >= MANY].groupby(["gpu", "inputs"], sort=False)[["product", "epilogue"]]
+    rows = _large(losses(frame)).groupby(["gpu", "inputs"], sort=False)[["product", "epilogue"]]
     found = rows.agg(lambda values: value_range(100 * values, ".1f").replace("-0.0", "0.0"))
     return found.rename(columns={"product": "product, % of cuBLAS", "epilogue": "rotation, % of our product"})
 
@@ -123,10 +122,13 @@ def blocks(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def _large(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows.tokens >= MANY]
+
+
 def law_sentence(frame: pd.DataFrame) -> str:
     """The share of the pass in large products, and how it agrees with the law."""
-    large = passes(frame)
-    large = large[large.tokens >= MANY]
+    large = _large(passes(frame))
     agreement = large.measured / large.predicted
     return (
         f"From {MANY:,} tokens on, the pass takes {value_range(100 * large.measured, '.0f')} % of the product. That is "
@@ -137,22 +139,20 @@ def law_sentence(frame: pd.DataFrame) -> str:
 
 def losses_sentence(frame: pd.DataFrame) -> str:
     """What our product and its rotation lose in large products."""
-    rows = losses(frame)
-    rows = rows[rows.tokens >= MANY]
+    large = _large(losses(frame))
     return (
-        f"From {MANY:,} tokens on, our product takes {value_range(1 + rows['product'])} of the time of cuBLAS. Its "
-        f"rotation takes {value_range(100 * rows.epilogue, '.0f')} % more, and with computed angles "
-        f"{value_range(100 * rows.computed, '.0f')} %."
+        f"From {MANY:,} tokens on, our product takes {value_range(1 + large['product'])} of the time of cuBLAS. Its "
+        f"rotation takes {value_range(100 * large.epilogue, '.0f')} % more, and with computed angles "
+        f"{value_range(100 * large.computed, '.0f')} %."
     )
 
 
 def best_sentence(frame: pd.DataFrame) -> str:
     """The best kernel without a pass over the product and the pass, in large products."""
-    rows = best(frame)
-    rows = rows[rows.tokens >= MANY]
+    ratio = _large(best(frame)).ratio
     return (
-        f"From {MANY:,} tokens on, the best kernel without a pass takes {value_range(rows.ratio)} of the time of the "
-        f"product and the pass, and is faster in {(rows.ratio < 1).sum()} of {len(rows)} products."
+        f"From {MANY:,} tokens on, the best kernel without a pass takes {value_range(ratio)} of the time of the "
+        f"product and the pass, and is faster in {(ratio < 1).sum()} of {len(ratio)} products."
     )
 
 
