@@ -39,7 +39,7 @@ def test_copies_and_wrong_results_are_not_compared():
 
 def test_numbers_in_tables():
     assert [comparison.number(value) for value in (1234.56, 3.4e-8, 7, "ran")] == [
-        "1235",
+        "1,235",
         "3.4e-08",
         "7",
         "ran",

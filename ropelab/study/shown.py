@@ -16,6 +16,7 @@ from ropelab.study.engine.findings import finding
 from ropelab.study.engine.ledger import find_evidence
 from ropelab.study.engine.words import listed
 from ropelab.study.plots import registry
+from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.topics.performance.comparison import number
 
 LEFT = {"text-align": "left", "vertical-align": "top"}
@@ -76,18 +77,21 @@ class Shown:
         """Display a table, or these columns of it."""
         display(styled(frame[list(columns or frame)]))
 
-    def fold(self, summary: str, *blocks: str | Styler) -> None:
+    def fold(self, summary: str, *blocks: str | pd.DataFrame | Styler) -> None:
         """Display tables and text that a reader opens by their summary; words in backticks become code."""
         display(HTML(f"<details><summary>{escape(summary)}</summary>{''.join(map(_html, blocks))}</details>"))
 
 
 def styled(frame: pd.DataFrame) -> Styler:
-    """A table without its index, with its numbers in words."""
+    """A table without its index and its empty columns, with the labels of the contenders."""
+    frame = frame.dropna(axis="columns", how="all").rename(columns=CONTENDERS.label)
+    if "contender" in frame:
+        frame = frame.assign(contender=frame.contender.map(CONTENDERS.label))
     return frame.style.hide(axis="index").format(number, na_rep="").set_properties(**LEFT)
 
 
-def _html(block: str | Styler) -> str:
-    if isinstance(block, Styler):
-        return block.to_html()
+def _html(block: str | pd.DataFrame | Styler) -> str:
+    if not isinstance(block, str):
+        return (styled(block) if isinstance(block, pd.DataFrame) else block).to_html()
     text = re.sub("`([^`]+)`", r"<code>\1</code>", escape(block))
     return f"<pre>{text}</pre>" if "\n" in text else f"<p>{text}</p>"

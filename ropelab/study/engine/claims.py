@@ -138,7 +138,7 @@ def _claim(document: str, entry: Mapping[str, Any], defaults: Mapping[str, Any])
 
 
 def _like(first: Mapping[str, Any], defaults: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a test: a table without a record has those of the first test of its claim that it does not state."""
+    """The keys of a test. A table without a record takes what it does not state from its claim's first test."""
     base = defaults if "record" in table else first
     dropped = {*LIMITS, "what"} if table.keys() & {*LIMITS} else {"what"}
     dropped |= {"cells"} if "where" in table or "over" in table else set()

@@ -66,7 +66,7 @@ def _copies(found: dict[Path, Any]) -> Iterator[str]:
 
 
 def _peers(found: dict[Path, Any]) -> Iterator[str]:
-    """Packages and files are those of the list of peers, and a file has one checksum in all records.
+    """Packages and files stand in the list of peers, and a file has one checksum in all records.
 
     Libraries are compiled or cut anew for a machine, and have a checksum of their own each time.
     """

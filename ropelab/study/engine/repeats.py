@@ -95,7 +95,7 @@ def measured(folder: str) -> pd.DataFrame:
 def _history(path: str):
     """The time, the checksums of files, and the table of each record of ``path``, the earliest first.
 
-    The files are those of other packages, and the module that times.
+    The files belong to other packages, or time.
     """
     seen = set()
     for commit in reversed(_git("log", "--format=%h", "--", path).split()):

@@ -125,7 +125,7 @@ def _speed(record: records.Record, heads: records.Record) -> str:
 
 
 def _one_pass(gpus: Sequence[str]) -> str:
-    """The times of norm, rotation and cache write in one launch beside those of vLLM and FlashInfer, on each GPU."""
+    """The times of norm, rotation and cache write in one launch beside vLLM and FlashInfer, on each GPU."""
     found = {gpu: records.load(one_pass.RECORD, gpu=gpu) for gpu in gpus}
     table = one_pass.beside_peers({gpu: record.frame for gpu, record in found.items()}).reset_index()
     rows = [

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.figure import Figure
 
 from ropelab.study.documents.sglang import contenders as of
@@ -112,13 +111,8 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
     widths = [max(1, table.shape[1]) for table in tables]
     panels = grid(1, 2, (6.0, 0.36 * len(order) + 0.9), title, footer, sharey=True, width_ratios=widths)
     for ax, name, table in zip(panels.axes[0], parts, tables, strict=True):
-        table.columns = [f"{tokens:,}" for tokens in table]
-        sns.heatmap(table, ax=ax, annot=True, fmt=".2f", cmap="Blues", vmin=0, vmax=1.1, cbar=False, linewidths=0.5,
-                    annot_kws={"size": 8})  # fmt: skip
+        marks.cells(ax, table.rename(columns="{:,}".format), cmap="Blues", vmin=0, vmax=1.1)
         ax.set_title(name, size=9)
-        ax.set(xlabel="", ylabel="")
-        ax.grid(False)
-        ax.tick_params(labelsize=8, rotation=0)
     untimed = pd.concat(parts.values())
     return panels.finish("tokens (median of the cells)", untimed=untimed)
 

@@ -1,6 +1,6 @@
 """The launches of the kernel in SGLang#14302, and a model of the kernel that a reviewer describes.
 
-The launches (`VERSIONS`) are those of the pull request's public source in the states of `kernels.STATES`. The
+The launches (`VERSIONS`) follow the pull request's public source in the states of `kernels.STATES`. The
 reviewer's alternative is in no public source: `rotate_heads` is a Triton kernel with a warp for every head of q and k.
 The number of its blocks does not depend on the tokens, and each block takes one group of heads after the other.
 """

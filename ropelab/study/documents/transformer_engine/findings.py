@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from pandas.io.formats.style import Styler
 
 from ropelab.bench.rows import is_right
 from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS, LINEAR
@@ -31,7 +30,6 @@ from ropelab.study.engine.judging import above
 from ropelab.study.engine.verdict import Basis
 from ropelab.study.engine.words import value_range
 from ropelab.study.plots.drawing import label
-from ropelab.study.topics.performance import comparison
 
 CELL = ["part", "kind", "n_seqs", "longest", "tokens", "freqs_len", "cp_size", "cp_rank"]
 
@@ -153,20 +151,6 @@ def shares(layer: pd.DataFrame) -> pd.DataFrame:
     return table.rename_axis(columns=None)
 
 
-def number(value: object) -> str:
-    """The text of a cell of a table: large times without decimals, other values as in all tables."""
-    return f"{value:,.0f}" if isinstance(value, float) and value >= 1000 else comparison.number(value)
-
-
-def styled(frame: pd.DataFrame) -> Styler:
-    """A table without its empty columns, with the labels of the contenders."""
-    frame = frame.dropna(axis="columns", how="all").rename(columns=label)
-    if "contender" in frame:
-        frame = frame.assign(contender=frame.contender.map(label))
-    look = {"text-align": "left", "vertical-align": "top"}
-    return frame.style.hide(axis="index").format(number, na_rep="").set_properties(**look)
-
-
 def packings(kernels: pd.DataFrame, step: str) -> pd.DataFrame:
     """The times of table B, without the columns in which its packings do not differ."""
     table = times(kernels, step).query("part == 'table B'")
@@ -242,7 +226,7 @@ def whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
 
 
 def _whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
-    """The source of the grids as a sentence, where they are not those of the document's own file; else ""."""
+    """The source of the grids as a sentence; "" where they come from the document's own file."""
     if chosen(kernels, allowed).basis is Basis.CODE:
         return ""
     said = whose(kernels, allowed)

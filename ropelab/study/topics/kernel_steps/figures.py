@@ -13,7 +13,7 @@ from ropelab.study.topics.kernel_steps.predicted import Gpu
 
 
 def fractions(frame: pd.DataFrame, names: Sequence[str], footer: str = "") -> Figure:
-    """The time of steps over that of the copy, with the noise of `drawing.noisy`."""
+    """The time of steps over the time of the copy, with the noise of `drawing.noisy`."""
     rows = drawing.noisy("kernel_steps", frame[frame.contender.isin(names)])
     place = marks.places(names)
     panels = grid(1, 1, (5.6, 0.36 * len(names) + 1.2), "Each step beside a copy of the same bytes", footer)

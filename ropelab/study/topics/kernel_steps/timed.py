@@ -124,7 +124,7 @@ def check(step: Step, inputs: Inputs) -> str:
 
 
 def _outcome(step: Step, small: Case, case: Case, device: torch.device | str) -> tuple[str, str]:
-    """The status of a step for the first tokens, and whether all its bits are those of the library."""
+    """The status of a step for the first tokens, and whether it has all bits of the library."""
     try:
         (inputs,) = case.inputs(1, device)
         same = torch.equal(step(inputs), step.in_library(inputs))

@@ -97,7 +97,7 @@ def broken() -> pd.DataFrame:
 
 
 def loss_sentence(frame: pd.DataFrame) -> str:
-    """How far the recorded losses with the kernel are from those of Transformers, on a GPU; "" without losses."""
+    """How far the recorded losses with the kernel are from the losses of Transformers, on a GPU; "" without them."""
     rows = frame[(frame.quantity == LOSS) & (frame.status == "ok")]
     curves = rows.pivot_table(index=["model", "place"], columns="way", values="value")
     said = [

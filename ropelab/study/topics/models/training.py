@@ -55,7 +55,7 @@ def with_the_kernel(steps: int = 3) -> pd.DataFrame:
 
 
 def near(losses: pd.DataFrame) -> str:
-    """How far the losses with ropelab are from those of Transformers, in words; a column for each."""
+    """How far the losses with ropelab are from the losses of Transformers, in words; a column for each."""
     largest = (losses[OURS] - losses[PLAIN]).abs().max()
     return f"stays within {largest:.1e} nats of Transformers'" if largest else "has the bits of Transformers'"
 

@@ -121,7 +121,7 @@ def training_sentence(frame: pd.DataFrame) -> str:
 
 
 def beside_peers(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The times of the one launch beside those of vLLM and FlashInfer, for `BESIDE_PEERS` tokens.
+    """The times of the one launch beside vLLM and FlashInfer, for `BESIDE_PEERS` tokens.
 
     Args:
         frames: GPU -> its record.

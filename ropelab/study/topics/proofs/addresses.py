@@ -33,7 +33,7 @@ class Strided:
 
 
 def _monotonic(m: Machine, index: Any, size: Any, stride: Any) -> None:
-    """Tell Z3 a fact of integers: of two products with a stride, that of the larger index is no smaller."""
+    """Tell Z3 a fact of integers: a larger index gives no smaller product with a stride."""
     index, size, stride = (m.number(x).value for x in (index, size, stride))
     below = z3.Implies(z3.And(0 <= index, index < size, stride >= 0), index * stride <= (size - 1) * stride)
     m.assumptions += [below, z3.Implies(z3.And(index >= 0, stride >= 0), index * stride >= 0)]

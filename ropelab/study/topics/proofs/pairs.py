@@ -69,7 +69,7 @@ def _onto(m: Machine, interleaved: bool, member: int) -> Any:
 
 
 def _definition(m: Machine, interleaved: bool, member: int) -> Any:
-    """The pairs that rotate are those of `ropelab.layout.pairing`: ``(2i, 2i + 1)``, or ``(i, i + R/2)``."""
+    """`ropelab.layout.pairing` defines the pairs that rotate: ``(2i, 2i + 1)``, or ``(i, i + R/2)``."""
     C = _head(m, interleaved)
     pair, feature, exists = _lane(m, member, C)
     right = 2 * pair + member if interleaved else pair + member * (C.ROTARY_DIM // 2)

@@ -270,7 +270,7 @@ def _never(facts: list) -> bool:
 def nearest_to_a_quarter(high: int, low: int, positions: int = POSITIONS) -> Fraction:
     """The smallest distance of ``4 p g`` from a whole number, for p from 1 on and below ``positions``.
 
-    Of all p below the next denominator of a convergent, the denominator of a convergent has the smallest distance.
+    Below the next denominator of a convergent, no p has a smaller distance than the denominator before it.
     """
     turns = Fraction(4 * ((high % 2**64) * 2**32 + low) % 2**96, 2**96)
     before, denominator, rest, distance = 0, 1, turns, abs(turns - round(turns))
