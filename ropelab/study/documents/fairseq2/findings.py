@@ -125,7 +125,8 @@ def tables_sentence(equality: pd.DataFrame) -> str:
 def defaults_sentence(defaults: pd.DataFrame) -> str:
     """The cases in which the encoders without ``impl`` equal the released ones, from `fairseq2_defaults`."""
     cases = defaults.groupby("encoder").equal.agg(["sum", "size"])
-    return "; ".join(f"{name} {row['sum']} of {row['size']} cases equal" for name, row in cases.iterrows()) + "."
+    each = [f"{row['sum']} of {row['size']} with {name}" for name, row in cases.iterrows()]
+    return f"Calls without impl that have the bits of the released encoder: {', '.join(each)}."
 
 
 def log_sentence(log: pd.DataFrame, ratios: pd.DataFrame) -> str:

@@ -149,8 +149,8 @@ def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
     ours = times[times.contender == of.OURS].pivot_table(index="layout", columns="offset_bytes", values="median_us")
     shifted = ours[ours.columns.max()] / ours[0]
     title = (
-        f"What accesses of 16 bytes are worth. They make {findings.WIDENED} "
-        f"{drawing.value_range(gain, '.2f')} times as fast as accesses of 2 bytes. "
+        f"Accesses of 16 bytes beside accesses of 2 bytes. Wide accesses make {findings.WIDENED} "
+        f"{drawing.value_range(gain, '.2f')} times as fast. "
         f"For tensors that begin 2 bytes off, ropelab takes {drawing.value_range(shifted, '.2f')} times as "
         "long"
     )

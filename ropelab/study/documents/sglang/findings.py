@@ -66,7 +66,7 @@ def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
         ours = table[[OURS, OURS_CACHE]].min(axis=1)
         behind = ours / table.drop(columns=[OURS, OURS_CACHE]).min(axis=1)
         ahead = table[behind > 1].idxmin(axis=1).unique()
-        most = f" Elsewhere {listed(ahead)} is faster, by up to {behind.max() - 1:.0%}." if len(ahead) else ""
+        most = f" Elsewhere the fastest is {' or '.join(ahead)}, by up to {behind.max() - 1:.0%}." if len(ahead) else ""
         measured = f"{len(behind)} measured cells of the {name} grid's {all_cells}"
         parts.append(f"ropelab's operators are the fastest in {(behind <= 1).sum()} of the {measured}.{most}")
     return " ".join(parts)
@@ -121,13 +121,14 @@ def head_sizes(sizes: pd.DataFrame) -> str:
 
 def diffusion(frame: pd.DataFrame) -> str:
     table = timed(frame).pivot_table(index="cell", columns="contender", values="median_us", sort=False)
-    parts = [
-        ", ".join([f"{cell} {row[OURS]:.1f} µs", *(f"{name} {row[name]:.1f}" for name in (FIRST_KERNEL, LAST_KERNEL))])
+    each = [
+        f"At {cell} ropelab takes {row[OURS]:.1f} µs, the first version {row[FIRST_KERNEL]:.1f}, and the last version "
+        f"{row[LAST_KERNEL]:.1f}."
         for cell, row in table.iterrows()
     ]
     return (
-        f"At the shapes of diffusion models ropelab takes {'; '.join(parts)}. A call that first converts the tables "
-        f"of the {JUST_IN_TIME} takes {value_range(table[JUST_IN_TIME_CAST] / table[JUST_IN_TIME])} times as long."
+        f"Shapes of diffusion models, in place. {' '.join(each)} A call that first converts the tables of the "
+        f"{JUST_IN_TIME} takes {value_range(table[JUST_IN_TIME_CAST] / table[JUST_IN_TIME])} times as long."
     )
 
 
