@@ -2,7 +2,6 @@
 
 import io
 import sys
-import time
 
 import pytest
 
@@ -108,16 +107,20 @@ def test_notebooks_tell_how_many_have_run(tmp_path):
     from nbformat.v4 import new_code_cell, new_notebook
 
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    sources = []
-    for name, seconds in (("01_first", 4), ("02_second", 0)):
-        cells = [
-            new_code_cell("smoke: bool = False", metadata={"tags": ["parameters"]}),
-            new_code_cell(f"import time; time.sleep({seconds})"),
-        ]
+    sources, told = [], []
+    for name, number in (("01_first", 1), ("02_second", 0)):  # each ends once this number of ended notebooks was told
+        answer = str(tmp_path / "told" / str(number))
+        waits = f"import os, time\nwhile not os.path.exists({answer!r}): time.sleep(0.05)"
+        cells = [new_code_cell("smoke: bool = False", metadata={"tags": ["parameters"]}), new_code_cell(waits)]
         sources.append(tmp_path / f"{name}.ipynb")
         nbformat.write(new_notebook(cells=cells, metadata=metadata), sources[-1])
-    told, started = [], time.monotonic()
-    runs = list(runner.run_notebooks(sources, tmp_path / "build", {}, together=2, tell=told.append))
+
+    (tmp_path / "told").mkdir()
+
+    def tell(done):
+        told.append(done)
+        (tmp_path / "told" / str(done)).touch()
+
+    runs = list(runner.run_notebooks(sources, tmp_path / "build", {}, together=2, tell=tell))
     assert [run.name for run in runs] == ["01_first", "02_second"] and not any(run.failure for run in runs)
-    assert told and told == sorted(told) and told[0] == 0 and max(told) < 2
-    assert len(told) <= time.monotonic() - started
+    assert told == sorted(told) and set(told) == {0, 1}

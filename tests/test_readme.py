@@ -86,7 +86,7 @@ def test_the_first_line_has_what_the_package_declares():
 
 def test_a_table_has_the_times_of_the_records():
     gpus = ["nvidia-h200", "nvidia-h100-80gb-hbm3"]
-    frames = {study: [records.load(study, gpu=gpu).frame for gpu in gpus] for study in ("paged_cache",)}
+    frames = {study: [records.load(study, gpu=gpu).frame for gpu in gpus] for study in ("paged_cache", "projection")}
     cells = [line.split("|")[1:-1] for line in summary.README.read_text().splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line] for line in cells]
 
@@ -98,6 +98,10 @@ def test_a_table_has_the_times_of_the_records():
     (row,) = (line for line in cells if line[:4] == ["rotation, cache", "4,096", "32 + 16 x 128", "float8_e4m3fn"])
     assert row[5] == "" and row[6] == expected(
         "paged_cache", ".1f", "median_us", operation="rotation, cache", cache="float8_e4m3fn", contender="FlashInfer"
+    )
+    (row,) = (line for line in cells if line[0] == "8,192")
+    assert row[3] == expected(
+        "projection", ".2f", "over_product", tokens=8192, inputs=4096, q_heads=32, contender="quack with the rotation"
     )
 
 

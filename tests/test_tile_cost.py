@@ -1,6 +1,5 @@
 """The choice of a tile: candidates, the terms of the estimate, and weights that follow from the committed times."""
 
-import time
 from dataclasses import astuple, fields, replace
 
 import pytest
@@ -90,10 +89,8 @@ def test_every_candidate_of_every_cell_has_finite_terms():
             assert all(0 <= getattr(found, field.name) < 1e4 for field in fields(found)), (cell, tile, found)
 
 
-def test_a_known_call_is_chosen_in_microseconds():
-    """A dictionary answers; the bound of a millisecond is a hundred times what it takes."""
+def test_a_known_call_is_looked_up():
     tile_cost.choose(WORK)
     before = tile_cost.choose.cache_info().hits
-    started = time.perf_counter()
     tile_cost.choose(replace(WORK))
-    assert tile_cost.choose.cache_info().hits == before + 1 and time.perf_counter() - started < 1e-3
+    assert tile_cost.choose.cache_info().hits == before + 1

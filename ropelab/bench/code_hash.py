@@ -31,15 +31,21 @@ def code_hash(paths: Iterable[Path], root: Path) -> str:
         SyntaxError: a file is not Python.
         ValueError: a file is not under ``root``.
     """
+    return _hashed(tuple(sorted((path.relative_to(root).as_posix(), path.read_bytes()) for path in paths)))
+
+
+@cache
+def _hashed(files: tuple[tuple[str, bytes], ...]) -> str:
+    """The hash of files by name and content, kept because every record and every figure asks for it."""
     digest = hashlib.sha256()
-    for name, path in sorted((path.relative_to(root).as_posix(), path) for path in paths):
-        digest.update(f"{name}\0{_code(path.read_bytes())}\0".encode())
+    for name, source in files:
+        digest.update(f"{name}\0{_code(source)}\0".encode())
     return digest.hexdigest()
 
 
 @cache
 def _code(source: bytes) -> str:
-    """The syntax tree of a file as text, kept because every record and every figure asks for the hash."""
+    """The syntax tree of a file as text."""
     return syntax_tree(ast.parse(source))
 
 

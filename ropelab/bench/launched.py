@@ -175,7 +175,8 @@ def source_hash(kernel: Any) -> str:
             value = around[other]
             value = getattr(value, "fn", value)  # a function as Python has it
             if _is_constant(value):
-                found[f"{home}.{other}"] = repr(plain(value))
+                noted = False if other.endswith("INTERPRETED") else plain(value)  # a record is of a GPU
+                found[f"{home}.{other}"] = repr(noted)
             elif str(getattr(value, "__module__", "")).startswith(kernels.__name__):
                 waiting.append(value)
     return _digest(json.dumps(sorted(found.items())))

@@ -23,6 +23,7 @@ from ropelab.study.site import bibliography
 from ropelab.study.topics.one_pass import findings as one_pass
 from ropelab.study.topics.performance import comparison, dense, shortfalls, speed_figure
 from ropelab.study.topics.performance import findings as family_findings
+from ropelab.study.topics.projection import findings as projection
 
 COLUMNS = {
     "ropelab": "ropelab",
@@ -52,7 +53,7 @@ def tables() -> dict[str, str]:
     ledgers, heads = by_gpu(), record("model_heads")
     return {
         "figure": _picture(record(), heads), "speed": _speed(record(), heads), "family": family(only),
-        "one_pass": _one_pass(list(ledgers)),
+        "one_pass": _one_pass(list(ledgers)), "projection": _projection(list(ledgers)),
         "table_free": _table_free(only), "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only),
         "claims": claims(ledgers), "documents": outcomes(ledgers), "unclaimed": _unclaimed(),
         "references": bibliography.markdown(), "models": _models(),
@@ -134,6 +135,19 @@ def _one_pass(gpus: Sequence[str]) -> str:
     ]
     head = ["us on an " + " / ".join(map(short, gpus)), "tokens", "rows of q + of k and v", "cache"]
     return _measured(found.values()) + _table([*head, "ropelab", "vLLM", "FlashInfer"], rows)
+
+
+def _projection(gpus: Sequence[str]) -> str:
+    """The projection with the rotation over the projection alone, on each GPU."""
+    found = {gpu: records.load(projection.RECORD, gpu=gpu) for gpu in gpus}
+    table = projection.over_cublas({gpu: record.frame for gpu, record in found.items()})
+    head = [
+        "tokens, " + " / ".join(map(short, gpus)),
+        "cuBLAS, then the pass",
+        "one kernel, Triton",
+        "one kernel, quack",
+    ]
+    return _measured(found.values()) + _table(head, [[f"{row.Index:,}", *row[1:]] for row in table.itertuples()])
 
 
 def family(where: records.Where) -> str:
