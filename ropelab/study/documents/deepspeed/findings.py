@@ -49,8 +49,8 @@ def callers_sentence(callers: pd.DataFrame) -> str:
     """The speed of each contender at the shapes of DeepSpeed's own callers, as a fraction of a copy."""
     rows = callers.query("in_tree and status == 'ok' and dtype == table_dtype")
     speed = rows.groupby("contender").fraction_of_copy
-    each = ", ".join(f"{name} at {value_range(values)} of a copy" for name, values in speed)
-    return f"For the shapes of DeepSpeed's own callers, forward and backward: {each}."
+    each = ", ".join(f"{name} {value_range(values)}" for name, values in speed)
+    return f"The speed for DeepSpeed's own callers, as a fraction of a copy: {each}."
 
 
 def tests_reach(tests: pd.DataFrame) -> pd.DataFrame:

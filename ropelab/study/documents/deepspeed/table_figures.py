@@ -15,7 +15,6 @@ from ropelab.study.topics.performance.comparison import OURS
 
 PUBLISHED = records.ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
 
-_CELL = ["cell", "layout", "dtype", "direction"]
 _BASELINES = {"eager": "the eager formula", "compile": "torch.compile"}
 _PUBLISHED_LABEL = "published (GB10)"
 
@@ -23,18 +22,10 @@ _PUBLISHED_LABEL = "published (GB10)"
 def document_table(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The time of each contender over the time of the best copy, at the document's shapes."""
     times = drawing.timed(frame)
-    ratios = {
-        name: (times[times.contender == name].set_index(_CELL).median_us / _ours(times)).dropna() for name in _BASELINES
-    }
-    title = "Times at the document's shapes. ropelab is " + " and ".join(
-        f"{drawing.value_range(ratio, '.2f')} times as fast as {_BASELINES[name]}"
-        for name, ratio in ratios.items()
-        if len(ratio)
-    )
     found = times[~times.contender.str.startswith(PREFIX)]
     found = found.assign(over=1 / found.fraction_of_copy)
     place = marks.places(found.groupby("contender").over.median().sort_values().index)
-    panels = grid(1, 1, (9.0, 0.5 * len(place) + 1.2), title, footer)
+    panels = grid(1, 1, (9.0, 0.5 * len(place) + 1.2), "Times at the document's shapes", footer)
     ax = panels.axes[0, 0]
     shades = zip(found.groupby(["dtype", "direction"]), (0.24, 0.08, -0.08, -0.24), "osos", (0, 0, 1, 1), strict=False)
     for ((dtype, direction), rows), shift, marker, color in shades:
@@ -80,10 +71,6 @@ def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str
         ax.set(title=f"over {_BASELINES[baseline]}", xlim=(-0.5, len(place) - 0.5))
         ax.set_ylim(bottom=0)
     return panels.finish("sequence length (tokens)", "speed-up (times)", legend=3, size=7)
-
-
-def _ours(times: pd.DataFrame) -> pd.Series:
-    return times[times.contender == OURS].set_index(_CELL).median_us
 
 
 FIGURES = {

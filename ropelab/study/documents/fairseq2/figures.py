@@ -65,11 +65,7 @@ def slowdowns(timings: pd.DataFrame, inductor: pd.DataFrame, footer: str = "") -
 def of_a_copy(timings: pd.DataFrame, footer: str = "") -> Figure:
     """The fraction of a copy of x that ropelab's kernel reaches, over the size of the tables, and the limits."""
     found = findings.of_a_copy(timings)
-    here, once, each = (drawing.value_range(found[c], ".2f") for c in ("fraction_of_copy", "once", "each_batch"))
-    title = (
-        f"ropelab's kernel runs at {here} of a copy of x. The copy reads no tables. If each batch element reads the "
-        f"tables again, the bytes allow {each}; if all share one reading, {once}"
-    )
+    title = f"ropelab's kernel runs at {drawing.value_range(found.fraction_of_copy)} of a copy, which reads no tables"
     colors = dict(zip(sorted(found.batch.unique()), COLORBLIND, strict=False))
     panels = facet(found, (5.6, 4.0), title, footer, column="direction", sharey=True)
     for ax, rows, _ in panels:

@@ -93,7 +93,7 @@ def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -
     if len(narrow):
         row = narrow.iloc[0]
         text += (
-            f" In bfloat16 a row of the tables has twice the bytes of a token's x: the kernel reaches "
+            f" In bfloat16 a row of the tables has twice the bytes of a token's x. The kernel reaches "
             f"{value_range(narrow.fraction_of_copy)} at B{row.batch} S{row.seq_len} E{row.encoding_dim}, where the "
             f"bytes allow {row.each_batch:.2f} and {row.once:.2f}."
         )

@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.study.documents.sglang import contenders as of
-from ropelab.study.documents.sglang import findings, steps
 from ropelab.study.documents.sglang import kernel_contenders as published
+from ropelab.study.documents.sglang import steps
 from ropelab.study.documents.sglang.evidence import published_speedups
 from ropelab.study.documents.sglang.measure import FIRST_GRID_CELLS, SECOND_GRID_CELLS
 from ropelab.study.documents.sglang.steps import APART, FAIR, PUBLISHED, STEP_NAMES, STEPS, without_models
@@ -145,15 +145,7 @@ def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
 def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The times of narrow and wide accesses, at aligned and at other addresses."""
     times = without_models(drawing.timed(frame[~frame.contender.str.startswith("copy")]))
-    gain = findings.width_gain(frame)
-    ours = times[times.contender == of.OURS].pivot_table(index="layout", columns="offset_bytes", values="median_us")
-    shifted = ours[ours.columns.max()] / ours[0]
-    title = (
-        f"Accesses of 16 bytes beside accesses of 2 bytes. Wide accesses make {findings.WIDENED} "
-        f"{drawing.value_range(gain, '.2f')} times as fast. "
-        f"For tensors that begin 2 bytes off, ropelab takes {drawing.value_range(shifted, '.2f')} times as "
-        "long"
-    )
+    title = "Accesses of 16 bytes beside accesses of 2 bytes"
     words = {layout: f"{name} (on the bars: bytes per access)" for layout, name in LAYOUT.items()}
     panels = facet(times, (5.2, 3.4), title, footer, column="layout", words=words, sharey=True)
     for ax, panel, _ in panels:

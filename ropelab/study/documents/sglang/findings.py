@@ -47,10 +47,10 @@ def protocol(protocols: pd.DataFrame) -> str:
     parts = []
     for peer in STEPS:
         found = ratios(protocols, peer)
-        fair = [f"{value_range(found[step])} with {said}" for step, said in STEP_NAMES[peer].items()]
+        fair = [f"{value_range(found[step])} times as long with {said}" for step, said in STEP_NAMES[peer].items()]
         parts.append(
             f"{NAMES[peer]} takes {value_range(found[PUBLISHED])} times as long as the first version's kernel by the "
-            f"published protocol, {', '.join(fair)}."
+            f"published protocol. It takes {' and '.join(fair)}."
         )
     repeated = timer(protocols)
     return " ".join([*parts, *([f"The timer itself changes the ratios: {repeated}."] if repeated else [])])
@@ -94,22 +94,15 @@ def aligned_parts(parts: pd.DataFrame) -> str:
     )
 
 
-WIDENED = "the third and the last version"
-
-
-def width_gain(widths: pd.DataFrame) -> pd.Series:
-    """The times of `WIDENED` with 2-byte accesses over their times with 16-byte accesses, by layout."""
-    aligned = timed(widths[widths.offset_bytes == 0])
-    table = aligned.pivot_table(index="layout", columns="contender", values="median_us")
-    return pd.concat([table[f"{name}, narrow"] / table[name] for name in (THIRD_KERNEL, LAST_KERNEL)])
-
-
 def vector_widths(widths: pd.DataFrame) -> str:
     times = timed(widths)
-    ours = times[times.contender == OURS].pivot_table(index="layout", columns="offset_bytes", values="median_us")
+    table = times.pivot_table(index=["contender", "offset_bytes"], columns="layout", values="median_us")
+    gain = pd.concat([table.loc[f"{name}, narrow", 0] / table.loc[name, 0] for name in (THIRD_KERNEL, LAST_KERNEL)])
+    ours = table.loc[OURS]
     return (
-        f"16-byte accesses make {WIDENED} {value_range(width_gain(widths))} times as fast as 2-byte accesses. "
-        f"Tensors that begin 2 bytes off make ropelab {value_range(ours[ours.columns.max()] / ours[0])} times as slow."
+        f"16-byte accesses make the third and the last version {value_range(gain)} times as fast as 2-byte accesses. "
+        f"Tensors that begin 2 bytes off make ropelab {value_range(ours.loc[ours.index.max()] / ours.loc[0])} times as "
+        "slow."
     )
 
 

@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ropelab.study.documents.transformer_engine import findings
-from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS
 from ropelab.study.documents.transformer_engine.evidence import published_a, published_b
 from ropelab.study.documents.transformer_engine.grids import ALL, FORCED, NEW, OLD, PACKAGES, Grids, chosen
 from ropelab.study.documents.transformer_engine.layer import WITHOUT
@@ -128,12 +127,7 @@ def skew(kernels: pd.DataFrame, footer: str = "") -> Figure:
     """One long sequence among short sequences: the times, and the empty blocks that decide which grid is faster."""
     table = findings.choices(kernels)
     shown = table[table.kind == "skewed"]
-    phrases = [f"the {name} heuristic {findings.missed_words(shown, name)}" for name in HEURISTICS]
-    title = (
-        "The empty blocks of each token decide which grid is faster. Of the choices, "
-        + "; ".join(phrases)
-        + f". ropelab launches by tokens: its time varies by {_spread(shown[shown.cp_size == 1])}"
-    )
+    title = "The empty blocks of each token decide which grid is faster"
     sheet = grid(1, 2, (5.8, 4.0), title, footer)
     lines, decided = sheet.axes[0]
     whole = shown[shown.cp_size == 1]
@@ -162,19 +156,14 @@ def skew(kernels: pd.DataFrame, footer: str = "") -> Figure:
 def layer(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The published and the measured speed-up of the layer, and its time with each rotation that is no old grid."""
     table = findings.shares(frame)
-    times, share = (
-        table.pivot_table(index="n_seqs", columns="contender", values=what) for what in ("layer_us", "share")
-    )
+    times = table.pivot_table(index="n_seqs", columns="contender", values="layer_us")
     stated = published_a().set_index("n_seqs")
     names = [name for name in (OLD, NEW, "ropelab", PACKAGES.new) if name in times]
     looks = _looks(frame)
     speed = (times[OLD] / times[NEW]).dropna() if {OLD, NEW} <= set(times) else pd.Series(dtype=float)
     title = (
-        f"The new grid makes the layer {value_range(speed, '.1f')} times as fast. Published is "
-        f"{value_range(stated.speedup, '.1f')}. q and k alone take "
-        + ", ".join(f"{value_range(100 * share[name], '.0f')} % of it with {looks.label(name)}" for name in names)
-        + f" (published {value_range(stated.old_share_percent, '.0f')} % and "
-        f"{value_range(stated.new_share_percent, '.0f')} %)"
+        f"The new grid makes the layer {value_range(speed, '.1f')} times as fast; published is "
+        f"{value_range(stated.speedup, '.1f')}"
     )
     panels = grid(1, 2, (5.6, 3.9), title, footer)
     speeds, near = panels.axes[0]

@@ -253,12 +253,16 @@ def table_b_counts(kernels: pd.DataFrame) -> str:
     table = times(kernels).query("part == 'table B'").dropna(subset=[OLD, NEW, "ropelab"])
     if table.empty:
         return ""
-    names = {"ropelab": "ropelab", INTEROP: "ropelab where the call finds the positions", NEW: "the new grid",
-             OLD: "the old grid"}  # fmt: skip
-    each = [f"{value_range(table[name], ',.0f')} µs with {words}" for name, words in names.items() if name in table]
+    ours = {"ropelab": "ropelab", INTEROP: "ropelab where the call finds the positions"}
+
+    def times_of(names: dict[str, str]) -> str:
+        each = (f"{value_range(table[name], ',.0f')} µs with {words}" for name, words in names.items() if name in table)
+        return ", and ".join(each)
+
     return (
         f"{_whose(kernels)}From {table.n_seqs.min():,} to {table.n_seqs.max():,} sequences in "
-        f"{table.tokens.iloc[0]:,} tokens, the rotation takes {', '.join(each)}, forward and backward."
+        f"{table.tokens.iloc[0]:,} tokens, both passes take {times_of(ours)}. "
+        f"They take {times_of({NEW: 'the new grid', OLD: 'the old grid'})}."
     )
 
 
@@ -309,7 +313,7 @@ def layer_counts(layer: pd.DataFrame) -> str:
         for name, what in ((OLD, "the old grid"), (NEW, "the new grid"), ("ropelab", "ropelab"))
         if name in table
     ]
-    said = f"In a layer of hidden size 1536, forward and backward, q and k alone take {', '.join(parts)}."
+    said = f"In the layer q and k alone take {', '.join(parts)}."
     return f"{_whose(layer)}{said} {_beside_the_new_grid(layer)}".strip()
 
 
