@@ -8,6 +8,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +111,22 @@ def _commits(found: dict[Path, Any]) -> Iterator[str]:
 
 
 def _other_code(commit: str, found: dict[Path, Any]) -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, "ropelab", "kernels")[1])) as archive:
-            archive.extractall(root, filter="tar")
-        kernels = records.kernels_hash(root / "kernels")
-        for path, about in found.items():
-            changed = staleness.changed_modules(about.get("modules") or {}, root)
-            if changed or about["kernels_sha256"] != kernels:
-                names = ", ".join(changed) or "a kernel"
-                yield f"{_name(path)}: {names}: the hash is not that of commit {commit[:9]}"
+    root = Path(_checkout(commit).name)
+    kernels = records.kernels_hash(root / "kernels")
+    for path, about in found.items():
+        changed = staleness.changed_modules(about.get("modules") or {}, root)
+        if changed or about["kernels_sha256"] != kernels:
+            names = ", ".join(changed) or "a kernel"
+            yield f"{_name(path)}: {names}: the hash is not that of commit {commit[:9]}"
+
+
+@cache
+def _checkout(commit: str) -> tempfile.TemporaryDirectory[str]:
+    """The code of a commit, in a folder that lasts as long as the process."""
+    folder = tempfile.TemporaryDirectory()
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, "ropelab", "kernels")[1])) as archive:
+        archive.extractall(folder.name, filter="tar")
+    return folder
 
 
 def _git(*arguments: str) -> tuple[int, bytes]:
