@@ -139,6 +139,22 @@ class Subject(Implementation):
             found = grad(ys, inputs, cotangents, allow_unused=True, **options)
         return outputs, tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))
 
+    def cotangents_after(self, case: Case) -> Tensors:
+        """Return copies of the cotangents as a backward leaves them.
+
+        Raises:
+            NotApplicable: as for `gradients`; or a result has no gradient.
+        """
+        self.require_gradients()
+        inputs = tuple(x.detach().requires_grad_() for x in case.inputs)
+        outputs = self(replace(case, inputs=inputs))
+        if not all(y.requires_grad for y in outputs):
+            raise NotApplicable("a result has no gradient")
+        given = tuple(map(copied, case.cotangents))
+        with self.surroundings.theirs():
+            grad(outputs, inputs, given, allow_unused=True)
+        return given
+
     def with_inputs(self, case: Case, inputs: Sequence[torch.Tensor]) -> Case:
         """Return the case with other inputs ``[B, S, H, D]``, copied so that they are contiguous in its format."""
         return replace(case, inputs=tuple(contiguous_as(x, self.format(case)) for x in inputs))

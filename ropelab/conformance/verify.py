@@ -37,6 +37,8 @@ ROUNDS_OPERATIONS = "in 16 bits it rounds after every operation, not once at the
 """What to note of a function that has more roundings in 16 bits than its convention, and no other deviation."""
 OTHER_TABLES = "it refuses the usual tables in 16 bits, and takes the other: --maths declares 16-bit or float32 tables"
 """What to note of a function that is right with tables of another dtype than usual in its convention."""
+TORCH = Path(torch.__file__).parent
+"""The files of torch, whose frames lie between a law and a backward under test."""
 
 
 def verify(
@@ -293,12 +295,12 @@ def _smaller_failures(law, fresh, sizes, status, deadline) -> Iterator[tuple[Siz
 
 def _traceback(error: Exception) -> str:
     """Return the traceback from the function's own first frame on, with the notes: the call."""
-    own = str(Path(__file__).parent / "convention.py")
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [number for number, frame in enumerate(frames) if frame.filename == own]
+    ours = [n for n, frame in enumerate(frames) if Path(frame.filename).is_relative_to(Path(__file__).parent)]
     theirs = frames[ours[-1] + 1 :] if ours else frames
-    told = [*traceback.format_list(theirs), said(error), *getattr(error, "__notes__", ())]
-    return "\n".join(line.rstrip() for line in told)
+    inner = [n for n, frame in enumerate(theirs) if not Path(frame.filename).is_relative_to(TORCH)]
+    told = [*traceback.format_list(theirs[inner[0] :] if inner else theirs), said(error)]
+    return "\n".join(line.rstrip() for line in (*told, *getattr(error, "__notes__", ())))
 
 
 def _summary(error: Exception) -> str:

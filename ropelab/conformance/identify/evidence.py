@@ -48,7 +48,7 @@ class Answer:
     def wrong(self, subject: Subject, deviations: tuple[Deviation, ...]) -> np.ndarray:
         """Return which elements differ from the description by more than the bound allows, ``[B, S, H, D]``."""
         near: np.ndarray | None = None
-        if isinstance(self.values, str) and deviations and self._outside(subject, deviations):
+        if isinstance(self.values, str) and (self._refused or (deviations and self._outside(subject, deviations))):
             return np.zeros((1, 1, 1, 1), bool)
         for told in alternatives(subject, self.question, self.which, deviations):
             if isinstance(self.values, str) or isinstance(told, str):
@@ -68,6 +68,12 @@ class Answer:
             passed = np.equal(self.values, self.given)[nowhere]
             near[nowhere] |= passed | subject.convention.ends_with_documents
         return ~near
+
+    @property
+    def _refused(self) -> bool:
+        """Whether the call has tokens after the last packed document: a function may refuse them."""
+        case = self.question.case
+        return case.lengths is not None and bool((case.token_positions() == NO_POSITION).any())
 
     def _outside(self, subject: Subject, deviations: tuple[Deviation, ...]) -> bool:
         """Return whether a description reads rows beyond the tables of the call, so that an exception follows."""

@@ -17,7 +17,7 @@ from ropelab.conformance.bounds import (
     table_angle_error,
 )
 from ropelab.conformance.identify.plan import REDUCED, TURNS, Plan, Wires, rounded
-from ropelab.conformance.identify.questions import ARGUMENTS, INPUTS
+from ropelab.conformance.identify.questions import ARGUMENTS, COTANGENTS, INPUTS
 from ropelab.layout.pairing import pairs
 
 OF_TABLES = ("row", "sine_row", "frequency", "sine_frequency", "multiple", "factor", "inexact")
@@ -43,8 +43,9 @@ def _answer(made: Callable[[int], Plan], which: int) -> Told | str:
     case = plan.question.case
     if plan.raises:
         return plan.raises
-    if plan.question.kind == ARGUMENTS:
-        return np.full((1, 1, 1, 1), float(plan.changed_arguments)), np.zeros(1)
+    if plan.question.kind in (ARGUMENTS, COTANGENTS):
+        changed = plan.changed_arguments if plan.question.kind == ARGUMENTS else plan.changed_cotangents
+        return np.full((1, 1, 1, 1), float(changed)), np.zeros(1)
     if plan.overwritten and plan.question.after is not None:
         return plan.subject.expected(plan.question.after)[which]
     if plan.question.kind == INPUTS and plan.changed_inputs == plan.subject.in_place:

@@ -149,6 +149,7 @@ class Plan:
         overwritten: whether a later call overwrites the results.
         changed_inputs: whether the call overwrites its inputs though it is not in place, or leaves them though it is.
         changed_arguments: whether the call changes its other arguments.
+        changed_cotangents: whether the backward overwrites the cotangents that it gets.
     """
 
     def __init__(self, subject: Subject, question: Question, which: int, rotary_dim: int | None = None):
@@ -185,7 +186,8 @@ class Plan:
         self.rounded: dict[str, str] = {}
         self.side: dict[str, int] = {}
         self.inexact, self.extra = 0.0, 0
-        self.several = self.swapped = self.changed_inputs = self.changed_arguments = self.overwritten = False
+        self.several = self.swapped = self.overwritten = False
+        self.changed_inputs = self.changed_arguments = self.changed_cotangents = False
 
     @classmethod
     def of(cls, subject: Subject, question: Question, which: int, rotary_dim: int | None = None) -> Plan:

@@ -17,9 +17,9 @@ from ropelab.conformance.laws.memory import cut
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.tensors import Tensors, copied
 
-FORWARD, GRADIENT, INPUTS, ARGUMENTS = "forward", "gradient", "inputs", "arguments"
+FORWARD, GRADIENT, INPUTS, ARGUMENTS, COTANGENTS = "forward", "gradient", "inputs", "arguments", "cotangents"
 AFTER_BFLOAT16, BEYOND_FLOAT16 = "a call after a call in bfloat16", "numbers beyond those of float16"
-"""The kinds of answers: results, gradients, inputs after the call, whether other arguments changed."""
+"""The kinds of answers: results, gradients, inputs after the call, whether other arguments or cotangents changed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Question:
     Attributes:
         name: the circumstances in words that complete "for ...".
         case: the call.
-        kind: ``"forward"``, ``"gradient"``, ``"inputs"`` or ``"arguments"``.
+        kind: ``"forward"``, ``"gradient"``, ``"inputs"``, ``"arguments"`` or ``"cotangents"``.
         ask: ``(subject, case) -> tensors``: the answer, a tensor for each input of the case.
         before: the numbers of tokens of the calls that come before the call.
         after: a call between the call and the reading of its results; None for no call.
@@ -173,6 +173,7 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
     yield Question("the gradient of a strided cotangent", strided, GRADIENT, gradient)
     yield Question("the gradient of a second step", plain, GRADIENT, second_gradient, (tokens,))
     yield Question("the inputs after the call", plain, INPUTS, inputs_after)
+    yield Question("the cotangents after the backward", plain, COTANGENTS, cotangents_changed)
     yield Question("the other arguments after the call", cases[apart_in], ARGUMENTS, arguments_changed)
 
 
@@ -190,7 +191,8 @@ def second_gradient(subject: Subject, case: Case) -> Tensors:
     for _ in range(2):
         inputs = tuple(x.detach().requires_grad_() for x in case.inputs)
         outputs = subject(replace(case, inputs=inputs))
-        made = [(y, g) for y, g in zip(outputs, case.cotangents, strict=True) if y.requires_grad] or [(outputs[0],) * 2]
+        given = map(copied, case.cotangents)
+        made = [(y, g) for y, g in zip(outputs, given, strict=True) if y.requires_grad] or [(outputs[0],) * 2]
         ys, cotangents = zip(*made, strict=True)
         with subject.surroundings.theirs():
             torch.autograd.backward(ys, cotangents)
@@ -233,3 +235,9 @@ def arguments_changed(subject: Subject, case: Case) -> Tensors:
     subject.call(case, arguments)
     changed = any(not torch.equal(before[name], value) for name, value in arguments.others().items())
     return tuple(torch.full((1, 1, 1, 1), float(changed)) for _ in case.inputs)
+
+
+def cotangents_changed(subject: Subject, case: Case) -> Tensors:
+    after = subject.cotangents_after(case)
+    changed = (not torch.equal(g, now) for g, now in zip(case.cotangents, after, strict=True))
+    return tuple(torch.full((1, 1, 1, 1), float(one)) for one in changed)

@@ -568,6 +568,8 @@ def vocabulary() -> Iterator[Deviation]:
         if axis < 3:
             yield make("order", f"has its {what} moved by one", OWN, _ordered(axis, lambda n: np.roll(np.arange(n), 1)))
     yield make("inputs", "overwrites its input", PURE, _with("changed_inputs", True))
+    words = "has a backward that overwrites the cotangent that it gets"
+    yield make("cotangents", words, PURE, _with("changed_cotangents", True))
     yield make("arguments", "changes another argument", PURE, _with("changed_arguments", True))
     yield make("rounding of position", "rounds positions to the dtype of the input", BITS,
                _rounding(("position",), OF_INPUT))  # fmt: skip
