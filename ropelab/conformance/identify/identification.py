@@ -16,6 +16,7 @@ from ropelab.conformance.identify.deviation import Deviation, simulate
 from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, questions
 from ropelab.conformance.identify.rare import beyond, length_question, longest_right, rare_questions
+from ropelab.conformance.identify.read_off import read_off
 from ropelab.conformance.identify.repair import Repair, repaired
 from ropelab.conformance.identify.scopes import scopes
 from ropelab.conformance.identify.search import search
@@ -207,7 +208,7 @@ def _partly(evidence: Evidence, fresh: Evidence | None, best: tuple[Deviation, .
 
 
 def _facts(evidence: Evidence, wrong) -> tuple[str, ...]:
-    """Return what the simplest unexplained answer depends on, and whether it is linear."""
+    """Return what unexplained answers show, what the simplest of them depends on, and whether it is linear."""
     told = [answer for answer, _ in wrong if not isinstance(answer.values, str)]
     told = [answer for answer in told if answer.question.kind in (FORWARD, GRADIENT)]
     if not told:
@@ -218,7 +219,7 @@ def _facts(evidence: Evidence, wrong) -> tuple[str, ...]:
         return answer.question.kind != FORWARD, case.shape[1] < 3 or case.inputs[0].shape[2] < 2, answer.size
 
     simplest = min(told, key=ease)
-    return tuple(findings(evidence.subject, simplest.question))
+    return (*read_off(evidence.subject, wrong), *findings(evidence.subject, simplest.question))
 
 
 def _told(subject: Subject, answer: Answer, elements: np.ndarray) -> str:

@@ -14,6 +14,7 @@ from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
 from ropelab.conformance.identify.measured import Measured, structure
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question
+from ropelab.conformance.identify.read_off import orders
 from ropelab.conformance.identify.scopes import in_results, pairs_of, scopes
 from ropelab.conformance.identify.vocabulary import expressible, vocabulary
 from ropelab.conformance.identify.wiring import wiring
@@ -56,7 +57,7 @@ def search(evidence: Evidence) -> Iterator[Description]:
     evidence.deadline = started + 3 / 4 * (deadline - started)
     best: Description = ()
     try:
-        measured = list(_measured(evidence, wrong))
+        measured = [*orders(evidence.subject, wrong), *_measured(evidence, wrong)]
         short = [d for d in measured if "frequencies" not in d.parameters]  # a list of frequencies is long
         for some in (short, measured)[: 1 + (len(short) < len(measured))]:
             for description in _search(evidence, wrong, some):

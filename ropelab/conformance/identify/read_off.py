@@ -1,0 +1,422 @@
+"""Facts that are read off an answer: rows, columns, factors and copies, for answers that no description reproduces.
+
+A fact is told only if it reproduces every element of the answer within the derived bound. It says nothing about other
+calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import numpy as np
+
+from ropelab.conformance.bounds import EXACT
+from ropelab.conformance.identify.angles import CLOSE, rows, simple, waves
+from ropelab.conformance.identify.deviation import Deviation, Scope, simulate
+from ropelab.conformance.identify.evidence import Answer
+from ropelab.conformance.identify.measured import FAR
+from ropelab.conformance.identify.plan import Plan
+from ropelab.conformance.identify.questions import FORWARD, GRADIENT
+from ropelab.conformance.identify.vocabulary import FREQUENCY, PAIR, ROW, TERMS, set_row
+from ropelab.conformance.law import names
+from ropelab.conformance.subject import Subject
+from ropelab.layout.pairing import pairs
+
+SECONDS = 2.0
+"""The limit of CPU time for all answers."""
+NEAR_ROWS = 300
+FEW = 3
+"""The number of places of an answer that are listed, and of answers that are read."""
+
+Wrong = list[tuple[Answer, np.ndarray]]
+
+
+def read_off(subject: Subject, wrong: Wrong) -> tuple[str, ...]:
+    """Return what the simplest wrong answers show by themselves, in words.
+
+    Args:
+        subject: the function.
+        wrong: answers with their wrong elements, ``[B, S, H, D]``.
+    """
+    deadline = time.thread_time() + SECONDS
+    told: dict[str, list[str]] = {}
+    left = [(a, e) for a, e in wrong if a.question.kind in (FORWARD, GRADIENT) and not isinstance(a.values, str)]
+    left.sort(key=lambda w: (w[0].question.kind != FORWARD, w[0].size))
+    silent = 0
+    for answer, elements in left:
+        if time.thread_time() > deadline:
+            break
+        fact = next(read(subject, answer, elements), "")
+        silent += not fact
+        if fact:
+            told.setdefault(fact, []).append(_asked(answer))
+    return tuple(
+        f"{calls[0]}: {fact}" + (f" (and {len(calls) - 1} more such answers)" if calls[1:] else "")
+        for fact, calls in list(told.items())[:FEW]
+    )
+
+
+def read(subject: Subject, answer: Answer, elements: np.ndarray) -> Iterator[str]:
+    """Yield what a wrong answer shows, in words; each line reproduces all of its elements."""
+    seen = _seen(subject, answer, elements)
+    if seen is None:
+        return
+    for reading in (_numbers, _factor, _copied, _order, _rows, _columns, _terms):
+        with np.errstate(all="ignore"):
+            yield from reading(seen)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A wrong answer beside the definition; all arrays are ``[B, S, H, D]``."""
+
+    subject: Subject
+    answer: Answer
+    wrong: np.ndarray
+    y: np.ndarray
+    right: np.ndarray
+    bound: np.ndarray
+
+    @property
+    def plan(self) -> Plan:
+        return Plan.of(self.subject, self.answer.question, self.answer.which)
+
+    def off(self, breaks: str, change: Callable[[Plan], object], rounds: float = 1.0) -> np.ndarray:
+        """Return which elements a change of the definition does not reproduce."""
+        question, which = self.answer.question, self.answer.which
+
+        def here(plan: Plan) -> None:
+            if plan.question is question and plan.which == which:
+                change(plan)
+
+        return self.answer.wrong(self.subject, (Deviation("read", "", breaks, here, rounds=rounds),))
+
+    def turned(self) -> tuple[np.ndarray, np.ndarray, Plan]:
+        """Return given and resulting pairs as complex numbers ``[B, S, H, pairs]``, and the plan."""
+        plan = self.plan
+        read, written = plan.layout, plan.out_layout
+        if plan.is_gradient:
+            read, written = written, read
+        before, after = (
+            pairs(x[..., : plan.rotary_dim].astype(np.float64), name)
+            for x, name in ((self.answer.given, read), (self.y, written))
+        )
+        return before[0] + 1j * before[1], after[0] + 1j * after[1], plan
+
+
+def _seen(subject: Subject, answer: Answer, elements: np.ndarray) -> _Seen | None:
+    right = simulate(subject, answer.question, answer.which, ())
+    y = answer.values
+    if isinstance(right, str) or isinstance(y, str) or y.shape != right[0].shape or elements.shape != y.shape:
+        return None
+    return _Seen(subject, answer, elements, y, *(np.broadcast_to(part, y.shape) for part in right))
+
+
+def _asked(answer: Answer) -> str:
+    name, asked = answer.name, answer.question.name
+    return f"the gradient of {name} for {asked.removeprefix('the gradient for ')}" if (
+        answer.question.kind == GRADIENT
+    ) else f"{name} for {asked}"  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------ plain values
+
+
+def _numbers(seen: _Seen) -> Iterator[str]:
+    """Yield that all wrong elements are 0, NaN, or elements of the input itself."""
+    given = "the cotangent" if seen.plan.is_gradient else "the input"
+    for words, hit in (
+        ("is NaN, or was not written,", np.isnan(seen.y)),
+        ("is zero", seen.y == 0),
+        (f"is {given}, unchanged,", seen.y == seen.answer.given),
+    ):
+        if hit[seen.wrong].all():
+            yield f"{words} {_where(seen.wrong)}".rstrip(" ,")
+
+
+def _factor(seen: _Seen) -> Iterator[str]:
+    sure = seen.wrong & (abs(seen.right) > 0.1)
+    if not sure.any():
+        return
+    factor = simple(float(np.median((seen.y[sure] / seen.right[sure]).astype(np.float64))))
+    near = abs(seen.y - factor * seen.right) <= (1 + abs(factor)) * seen.bound
+    if near[seen.wrong].all() and np.isfinite(factor) and factor not in (0, 1):
+        yield f"is {factor:g} times the right result {_where(seen.wrong)}".rstrip()
+
+
+def _copied(seen: _Seen) -> Iterator[str]:
+    """Yield that each wrong head of a token has the right result of another place."""
+    question, places = seen.answer.question, np.argwhere(seen.wrong.any(axis=-1))
+    said = names(question.case)
+    found: dict[tuple[str, ...], set[tuple[tuple[int, ...], ...]]] = {}
+    sources = []
+    for which, name in enumerate(said):
+        told = simulate(seen.subject, question, which, ())
+        if not isinstance(told, str) and told[0].shape[-1] == seen.y.shape[-1]:
+            sources.append((name, *told))
+    for place in map(tuple, places):
+        of = None
+        for name, right, bound in sources:
+            hit = (abs(right - seen.y[place]) <= bound + seen.bound[place]).all(axis=-1)
+            apart = [tuple(map(int, at)) for at in np.argwhere(hit)]
+            if apart:
+                of = name, min(apart, key=lambda at, place=place: sum(i != j for i, j in zip(at, place, strict=True)))
+                break
+        if of is None or (of[0] == seen.answer.name and of[1] == place):
+            return
+        axes = tuple(n for n, i, j in zip(("sequence", "token", "head"), place, of[1], strict=True) if i != j)
+        pair = tuple((int(i), j) for i, j in zip(place, of[1], strict=True) if i != j)
+        found.setdefault((of[0] * (of[0] != seen.answer.name), *axes), set()).add(pair)
+    if len(found) == 1:
+        ((other, *axes),) = found
+        moves = sorted(next(iter(found.values())))
+        whose = f"the result of {other}" if other else "the result"
+        listed = [", ".join(f"of {a} {j} in {a} {i}" for a, (i, j) in zip(axes, move, strict=True)) for move in moves]
+        more = f" and {len(listed) - FEW} more places" if len(listed) > FEW else ""
+        yield f"has {whose} {'; '.join(listed[:FEW])}{more}".rstrip()
+
+
+# ---------------------------------------------------------------------------------------------------------- features
+
+
+def feature_order(y: np.ndarray, right: np.ndarray, bound: np.ndarray) -> list[int] | None:
+    """Return for each feature of ``y [..., D]`` the feature of the right result that it is; None if it is none."""
+    order = []
+    for feature in range(y.shape[-1]):
+        near = (abs(right - y[..., feature, None]) <= 2 * bound + bound[..., feature, None]).reshape(-1, y.shape[-1])
+        hits = np.flatnonzero(near.all(axis=0))
+        if not len(hits):
+            return None
+        order.append(int(feature if feature in hits else hits[0]))
+    return order
+
+
+def orders(subject: Subject, wrong: Wrong) -> Iterator[Deviation]:
+    """Yield for each input the order of features that its wrong results show, if all calls of an extent agree."""
+    found: dict[str, dict[tuple[int, int], list[int] | None]] = {}
+    for answer, elements in wrong:
+        seen = _seen(subject, answer, elements) if answer.question.kind == FORWARD else None
+        if seen is not None:
+            extents = seen.y.shape[-1], seen.plan.rotary_dim
+            every = found.setdefault(answer.name, {})
+            if extents not in every:
+                every[extents] = feature_order(seen.y, seen.right, seen.bound)
+    for name, known in found.items():
+        if all(order is not None for order in known.values()):
+            yield _ordered(name, {extents: order for extents, order in known.items() if order is not None})
+
+
+def _ordered(name: str, known: dict[tuple[int, int], list[int]]) -> Deviation:
+    def change(plan: Plan) -> None:
+        order = known.get((plan.shape[-1], plan.rotary_dim))
+        if order is not None:
+            plan.moved = np.arange(int(np.prod(plan.shape))).reshape(plan.shape)[..., order]
+
+    (_, rotary_dim), order = next(iter(known.items()))
+    words = f"has the right numbers in other features: {order_words(order, rotary_dim)}"
+    return Deviation("feature order", words, PAIR, change, {"order": order}, Scope(name))
+
+
+def _order(seen: _Seen) -> Iterator[str]:
+    order = feature_order(seen.y, seen.right, seen.bound)
+    if order is not None and order != list(range(len(order))):
+        yield f"has the right numbers in other features: {order_words(order, seen.plan.rotary_dim)}"
+
+
+def order_words(order: list[int], rotary_dim: int) -> str:
+    """Return in words which features of the right result stand in the features 0, 1, ..."""
+    width = len(order)
+    shift = order[0]
+    if order == [(i + shift) % width for i in range(width)]:
+        if shift == rotary_dim:
+            return f"the {rotary_dim} features that rotate come behind the {width - rotary_dim} that pass"
+        return f"feature i is feature (i + {shift}) mod {width}"
+    moved = [(i, j) for i, j in enumerate(order) if i != j]
+    listed = ", ".join(f"{i} is {j}" for i, j in moved[:8])
+    return f"feature {listed}" + (f" and {len(moved) - 8} more" if len(moved) > 8 else "")
+
+
+# -------------------------------------------------------------------------------------------------------------- rows
+
+
+def _rows(seen: _Seen) -> Iterator[str]:
+    """Yield the rows that tokens read, or heads of tokens if the heads of a token do not agree."""
+    before, after, plan = seen.turned()
+    if not before.shape[-1] or seen.answer.question.case.axes is not None:
+        return
+    for axes in ((2,), ()):
+        read = _read_rows(seen, before, after, plan, axes)
+        if read is not None and not seen.off(ROW, lambda p, read=read: set_row(p, read[..., None])).any():
+            yield _rows_in_words(seen, read)
+            return
+
+
+def _read_rows(seen: _Seen, before, after, plan: Plan, axes: tuple[int, ...]) -> np.ndarray | None:
+    """Return the rows ``[B, S, 1]``, or ``[B, S, H]`` for each head; None if a token turns by no row."""
+    weight = (abs(before) ** 2).sum(axis=axes, keepdims=True)
+    turn = (after * before.conj()).sum(axis=axes, keepdims=True) / (weight * plan.factor)
+    position = np.broadcast_to(plan.position[..., 0].astype(np.int64), turn.shape[:3])
+    hit = np.broadcast_to(seen.wrong.any(axis=-1), before.shape[:3]).any(axis=axes, keepdims=True)
+    if not np.isfinite(turn[hit]).all():
+        return None
+    sense = float(plan.multiple) * (-1 if plan.is_gradient else 1) / seen.answer.question.case.interpolation
+    rates = tuple(float(f) * sense for f in plan.frequency)
+    limit = FAR if abs(position).max(initial=0) > 1000 else NEAR_ROWS
+    values = np.concatenate((turn.real, turn.imag), axis=-1)[hit]
+    found = position.copy()
+    known = np.unique(position)  # rows of the call itself come first: few other rows are as near by chance
+    for table, first in ((_wave(known, rates), None), (waves(rates, limit), -limit)):
+        at = rows(values, table, first or 0, np.zeros(len(values)) if first is None else position[hit], _close(seen))
+        if at is not None:
+            found[hit] = known[at] if first is None else at
+            return found
+    return None
+
+
+def _wave(positions: np.ndarray, rates: tuple[float, ...]) -> np.ndarray:
+    angles = positions[:, None] * np.array(rates)
+    return np.concatenate((np.cos(angles), np.sin(angles)), axis=1)
+
+
+def _close(seen: _Seen) -> float:
+    return max(CLOSE, 8 * seen.subject.arithmetic(seen.answer.question.case.inputs[0].dtype).store.unit)
+
+
+def _rows_in_words(seen: _Seen, read: np.ndarray) -> str:
+    position = seen.plan.position[..., 0, 0].astype(np.int64)
+    position = np.broadcast_to(position, read.shape[:2])
+    parts = list(_parts(seen, read.shape))
+    told: dict[tuple[str, str], list[str]] = {}
+    for who, index in parts:
+        ours, meant = read[index], np.broadcast_to(position[index[:2]], read[index].shape)
+        if (ours != meant).any():
+            same = [other for other, at in parts if other != who and _begins(position[at[:2]], ours)]
+            whose = f", which are those of {same[0]}" if same else ""
+            told.setdefault((f"turns by positions {_listed(ours)} in place of {_listed(meant)}", whose), []).append(who)
+    every = len(parts) == sum(map(len, told.values())) and len(told) == 1
+    lines = [
+        f"{words}{whose}" if every else f"{' and '.join(filter(None, who))} {words}{whose}".strip()
+        for (words, whose), who in told.items()
+    ]
+    more = f"; {len(lines) - FEW} more parts turn by other positions" if len(lines) > FEW else ""
+    return "; ".join(lines[:FEW]) + more
+
+
+def _begins(whole: np.ndarray, part: np.ndarray) -> bool:
+    return len(part) <= len(whole) and bool((whole[: len(part)] == part).all())
+
+
+def _parts(seen: _Seen, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple]]:
+    """Yield the sequences or the packed documents of a call, each head of them by itself if rows differ by heads."""
+    case = seen.answer.question.case
+    spans: Iterable[tuple[str, slice]] = [("", slice(0, shape[1]))]
+    if case.lengths is not None:
+        ends = np.cumsum([0, *case.lengths]) // (case.shard or (1,))[0]
+        both = list(zip(ends[:-1], ends[1:], strict=True))
+        spans = [(f"document {n} (tokens {a} to {b - 1})", slice(int(a), int(b))) for n, (a, b) in enumerate(both)
+                 if b > a]  # fmt: skip
+    for batch, (span, tokens), head in product(range(shape[0]), spans, range(shape[2])):
+        said = [f"sequence {batch}"] * (shape[0] > 1) + [span] * bool(span) + [f"head {head}"] * (shape[2] > 1)
+        yield ", ".join(said), (batch, tokens, head)
+
+
+def _listed(numbers: np.ndarray) -> str:
+    """Return numbers one after another; a run of more than four as its first and its last."""
+    numbers = numbers.reshape(-1)
+    if len(numbers) > 4 and (np.diff(numbers) == 1).all():
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers[:9].tolist())) + (", ..." if len(numbers) > 9 else "")
+
+
+def _where(wrong: np.ndarray) -> str:
+    """Return the part of each axis to which the wrong elements are confined."""
+    found = []
+    for axis, noun in enumerate(("sequence", "token", "head", "feature")):
+        hit = np.flatnonzero(wrong.any(axis=tuple(i for i in range(4) if i != axis)))
+        if len(hit) < wrong.shape[axis]:
+            found.append(f"{noun}{'s' * (len(hit) > 1)} {_listed(hit)}")
+    return f"in {' of '.join(reversed(found))}" if found else ""
+
+
+# ----------------------------------------------------------------------------------------------- columns and products
+
+
+def _columns(seen: _Seen) -> Iterator[str]:
+    """Yield the pairs whose frequencies the pairs have, or the named frequencies that they have."""
+    before, after, plan = seen.turned()
+    count = before.shape[-1]
+    if not count or seen.answer.question.case.axes is not None:
+        return
+    position = plan.position[..., 0].astype(np.float64) / seen.answer.question.case.interpolation
+    sense = float(plan.multiple) * (-1 if plan.is_gradient else 1)
+    turn = (after * before.conj()).sum(axis=2) / ((abs(before) ** 2).sum(axis=2) * plan.factor)
+    order = []
+    right = plan.frequency.astype(np.float64)
+    for pair in range(count):
+        off = abs(np.exp(1j * sense * position * right) - turn[..., pair, None]).max(axis=(0, 1))
+        order.append(pair if off[pair] < _close(seen) else int(off.argmin()))
+    if order != list(range(count)) and not seen.off(FREQUENCY, lambda p: _with(p, p.frequency[..., order])).any():
+        yield f"turns pairs {list(range(count))} by the frequencies of pairs {order}"
+    for words, rates in named_frequencies(seen.subject.base, 2 * count, seen.y.shape[-1]):
+        if not seen.off(FREQUENCY, lambda p, rates=rates: _with(p, rates)).any():
+            yield f"has {words}"
+
+
+def _with(plan: Plan, frequency: np.ndarray) -> None:
+    plan.frequency = plan.sine_frequency = np.asarray(frequency).astype(EXACT)
+
+
+def named_frequencies(base: float, rotary_dim: int, head_dim: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield frequencies ``[rotary_dim / 2]`` that functions have by mistake, with their formula.
+
+    Args:
+        base: the base of the right frequencies.
+        rotary_dim, head_dim: the features that rotate, and all features of a head.
+    """
+    twice = EXACT(2) * np.arange(rotary_dim // 2)
+    for divisor, name in ((head_dim, "head_dim"), (rotary_dim // 2, "rotary_dim / 2"), (2 * rotary_dim, "2 rotary_dim"),
+                          (rotary_dim - 2, "(rotary_dim - 2)")):  # fmt: skip
+        if divisor not in (0, rotary_dim):
+            words = f"the exponents -2i / {name} in place of -2i / rotary_dim"
+            yield f"{words}: base ** (-2i / {divisor})", EXACT(base) ** (-twice / divisor)
+    for other in (10_000, 100_000, 500_000, 1_000_000):
+        if other != base:
+            yield f"the base {other:g} in place of {base:g}", EXACT(other) ** (-twice / rotary_dim)
+    for factor in (2, 4, 8, 16, 32):
+        for words, by in (
+            (f"frequencies divided by {factor}", 1 / factor),
+            (f"{factor} times the frequencies", factor),
+        ):
+            yield words, EXACT(base) ** (-twice / rotary_dim) * by
+
+
+def _terms(seen: _Seen) -> Iterator[str]:
+    """Yield the factors of the four products of a pair, if they are not all 1."""
+    _, _, plan = seen.turned()
+    written = pairs(np.arange(plan.rotary_dim), plan.layout if plan.is_gradient else plan.out_layout)
+    factors: dict[str, float] = {}
+    for features, products in zip(written, (("cos0", "sin0"), ("cos1", "sin1")), strict=True):
+        if plan.is_gradient:  # the gradient applies the transposed matrix
+            products = (products[0], "sin1" if products[1] == "sin0" else "sin0")
+        for fit in product((1.0, 0.0, -1.0, 2.0, 0.5), repeat=2):
+            if not seen.off(PAIR, partial(_scaled, factors=dict(zip(products, fit, strict=True))), 2)[
+                ..., features
+            ].any():
+                factors |= dict(zip(products, fit, strict=True))
+                break
+        else:
+            return
+    changed = {name: factor for name, factor in factors.items() if factor != 1}
+    if changed and not seen.off(PAIR, partial(_scaled, factors=changed), 2).any():
+        kinds = {0.0: "lacks the term with", -1.0: "has the wrong sign in the term with"}
+        said = [f"{kinds.get(f, f'has {f:g} times the term with')} {TERMS[name]}" for name, f in changed.items()]
+        yield " and ".join(said)
+
+
+def _scaled(plan: Plan, factors: dict[str, float]) -> None:
+    for name, factor in factors.items():
+        setattr(plan, name, factor * getattr(plan, name))
