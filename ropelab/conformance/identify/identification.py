@@ -130,7 +130,7 @@ def identify(
                 best = description
             if left := evidence.wrong(best):
                 fresh = Evidence(subject, sizes, math.inf, variant) if best else None
-                facts = (*_partly(evidence, fresh, best), *_facts(evidence, left))
+                facts = (*_partly(evidence, fresh, best), *_facts(evidence, left, best))
                 return Identification(best, False, tuple(_unexplained(left, evidence.answers)), facts=facts)
             fresh = Evidence(subject, sizes, deadline, variant)
             left = fresh.wrong(best)
@@ -143,14 +143,18 @@ def identify(
                 told = tuple(_retold(d, subject, right) for d in best)
                 return Identification(told, True, (), repair, _example(subject, sizes, wrong), right)
             evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
-        return Identification(best, False, tuple(_unexplained(left, evidence.answers)), facts=_facts(evidence, left))
+        return Identification(
+            best, False, tuple(_unexplained(left, evidence.answers)), facts=_facts(evidence, left, best)
+        )
     except OutOfTime:
         late = f"the search did not end within {seconds:g} s of CPU time"
         if evidence is None or not seconds:
             return Identification(best, False, (late,))
         evidence.deadline = math.inf
         left = evidence.wrong(best)
-        return Identification(best, False, (late, *_unexplained(left, evidence.answers)), facts=_facts(evidence, left))
+        return Identification(
+            best, False, (late, *_unexplained(left, evidence.answers)), facts=_facts(evidence, left, best)
+        )
 
 
 def _rare(subject: Subject, sizes: Sizes, deadline: float, usual: Evidence) -> Identification:
@@ -207,7 +211,7 @@ def _partly(evidence: Evidence, fresh: Evidence | None, best: tuple[Deviation, .
     return tuple(f"{d} ({reach})".replace("each input", reached[0], 1) for d in own)
 
 
-def _facts(evidence: Evidence, wrong) -> tuple[str, ...]:
+def _facts(evidence: Evidence, wrong, best: tuple[Deviation, ...]) -> tuple[str, ...]:
     """Return what unexplained answers show, what the simplest of them depends on, and whether it is linear."""
     told = [answer for answer, _ in wrong if not isinstance(answer.values, str)]
     told = [answer for answer in told if answer.question.kind in (FORWARD, GRADIENT)]
@@ -219,7 +223,10 @@ def _facts(evidence: Evidence, wrong) -> tuple[str, ...]:
         return answer.question.kind != FORWARD, case.shape[1] < 3 or case.inputs[0].shape[2] < 2, answer.size
 
     simplest = min(told, key=ease)
-    return (*read_off(evidence.subject, wrong), *findings(evidence.subject, simplest.question))
+    explained = len(evidence.wrong(())) - len(wrong)
+    reach = f"(reproduces {explained} of {explained + len(wrong)} wrong answers)"
+    said = (f"{deviation} {reach}" for deviation in best if explained > 0)
+    return (*said, *read_off(evidence.subject, wrong, best), *findings(evidence.subject, simplest.question))
 
 
 def _told(subject: Subject, answer: Answer, elements: np.ndarray) -> str:

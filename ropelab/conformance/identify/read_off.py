@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 
 from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.identify.angles import CLOSE, rows, simple, waves
-from ropelab.conformance.identify.deviation import Deviation, Scope, simulate
+from ropelab.conformance.identify.deviation import Deviation, Scope, planned, simulate
 from ropelab.conformance.identify.evidence import Answer
 from ropelab.conformance.identify.measured import FAR
 from ropelab.conformance.identify.plan import Plan
@@ -35,34 +35,33 @@ FEW = 3
 Wrong = list[tuple[Answer, np.ndarray]]
 
 
-def read_off(subject: Subject, wrong: Wrong) -> tuple[str, ...]:
+def read_off(subject: Subject, wrong: Wrong, known: tuple[Deviation, ...] = ()) -> tuple[str, ...]:
     """Return what the simplest wrong answers show by themselves, in words.
 
     Args:
         subject: the function.
-        wrong: answers with their wrong elements, ``[B, S, H, D]``.
+        wrong: answers with their unexplained elements, ``[B, S, H, D]``.
+        known: deviations that reproduce other answers. Facts are beside the definition, or else beside these.
     """
     deadline = time.thread_time() + SECONDS
     told: dict[str, list[str]] = {}
-    left = [(a, e) for a, e in wrong if a.question.kind in (FORWARD, GRADIENT) and not isinstance(a.values, str)]
-    left.sort(key=lambda w: (w[0].question.kind != FORWARD, w[0].size))
-    silent = 0
-    for answer, elements in left:
+    bases = [("", ()), (", beside the deviations that explain other answers", known)][: 1 + bool(known)]
+    left = [a for a, _ in wrong if a.question.kind in (FORWARD, GRADIENT) and not isinstance(a.values, str)]
+    for answer in sorted(left, key=lambda a: (a.question.kind != FORWARD, a.size)):
         if time.thread_time() > deadline:
             break
-        fact = next(read(subject, answer, elements), "")
-        silent += not fact
-        if fact:
+        facts = (f"{fact}{beside}" for beside, base in bases for fact in read(subject, answer, base))
+        for fact in islice(facts, 1):
             told.setdefault(fact, []).append(_asked(answer))
     return tuple(
-        f"{calls[0]}: {fact}" + (f" (and {len(calls) - 1} more such answers)" if calls[1:] else "")
+        f"{calls[0]}: {fact}" + (f" (the same in {len(calls) - 1} more)" if calls[1:] else "")
         for fact, calls in list(told.items())[:FEW]
     )
 
 
-def read(subject: Subject, answer: Answer, elements: np.ndarray) -> Iterator[str]:
-    """Yield what a wrong answer shows, in words; each line reproduces all of its elements."""
-    seen = _seen(subject, answer, elements)
+def read(subject: Subject, answer: Answer, known: tuple[Deviation, ...] = ()) -> Iterator[str]:
+    """Yield what a wrong answer shows beside a description; each line reproduces all of its elements."""
+    seen = _seen(subject, answer, known)
     if seen is None:
         return
     for reading in (_numbers, _factor, _copied, _order, _rows, _columns, _terms):
@@ -72,10 +71,11 @@ def read(subject: Subject, answer: Answer, elements: np.ndarray) -> Iterator[str
 
 @dataclass(frozen=True)
 class _Seen:
-    """A wrong answer beside the definition; all arrays are ``[B, S, H, D]``."""
+    """A wrong answer beside the definition with known deviations; all arrays are ``[B, S, H, D]``."""
 
     subject: Subject
     answer: Answer
+    known: tuple[Deviation, ...]
     wrong: np.ndarray
     y: np.ndarray
     right: np.ndarray
@@ -83,7 +83,7 @@ class _Seen:
 
     @property
     def plan(self) -> Plan:
-        return Plan.of(self.subject, self.answer.question, self.answer.which)
+        return planned(self.subject, self.answer.question, self.answer.which, self.known)
 
     def off(self, breaks: str, change: Callable[[Plan], object], rounds: float = 1.0) -> np.ndarray:
         """Return which elements a change of the definition does not reproduce."""
@@ -93,7 +93,7 @@ class _Seen:
             if plan.question is question and plan.which == which:
                 change(plan)
 
-        return self.answer.wrong(self.subject, (Deviation("read", "", breaks, here, rounds=rounds),))
+        return self.answer.wrong(self.subject, (*self.known, Deviation("read", "", breaks, here, rounds=rounds)))
 
     def turned(self) -> tuple[np.ndarray, np.ndarray, Plan]:
         """Return given and resulting pairs as complex numbers ``[B, S, H, pairs]``, and the plan."""
@@ -108,12 +108,12 @@ class _Seen:
         return before[0] + 1j * before[1], after[0] + 1j * after[1], plan
 
 
-def _seen(subject: Subject, answer: Answer, elements: np.ndarray) -> _Seen | None:
-    right = simulate(subject, answer.question, answer.which, ())
-    y = answer.values
+def _seen(subject: Subject, answer: Answer, known: tuple[Deviation, ...] = ()) -> _Seen | None:
+    right = simulate(subject, answer.question, answer.which, known)
+    y, elements = answer.values, answer.wrong(subject, known)
     if isinstance(right, str) or isinstance(y, str) or y.shape != right[0].shape or elements.shape != y.shape:
         return None
-    return _Seen(subject, answer, elements, y, *(np.broadcast_to(part, y.shape) for part in right))
+    return _Seen(subject, answer, known, elements, y, *(np.broadcast_to(part, y.shape) for part in right))
 
 
 def _asked(answer: Answer) -> str:
@@ -155,7 +155,7 @@ def _copied(seen: _Seen) -> Iterator[str]:
     found: dict[tuple[str, ...], set[tuple[tuple[int, ...], ...]]] = {}
     sources = []
     for which, name in enumerate(said):
-        told = simulate(seen.subject, question, which, ())
+        told = simulate(seen.subject, question, which, seen.known)
         if not isinstance(told, str) and told[0].shape[-1] == seen.y.shape[-1]:
             sources.append((name, *told))
     for place in map(tuple, places):
@@ -198,8 +198,8 @@ def feature_order(y: np.ndarray, right: np.ndarray, bound: np.ndarray) -> list[i
 def orders(subject: Subject, wrong: Wrong) -> Iterator[Deviation]:
     """Yield for each input the order of features that its wrong results show, if all calls of an extent agree."""
     found: dict[str, dict[tuple[int, int], list[int] | None]] = {}
-    for answer, elements in wrong:
-        seen = _seen(subject, answer, elements) if answer.question.kind == FORWARD else None
+    for answer, _ in wrong:
+        seen = _seen(subject, answer) if answer.question.kind == FORWARD else None
         if seen is not None:
             extents = seen.y.shape[-1], seen.plan.rotary_dim
             every = found.setdefault(answer.name, {})
@@ -287,30 +287,27 @@ def _close(seen: _Seen) -> float:
 
 
 def _rows_in_words(seen: _Seen, read: np.ndarray) -> str:
-    position = seen.plan.position[..., 0, 0].astype(np.int64)
-    position = np.broadcast_to(position, read.shape[:2])
+    position = np.broadcast_to(seen.plan.position[..., 0, 0].astype(np.int64), read.shape[:2])
     parts = list(_parts(seen, read.shape))
-    told: dict[tuple[str, str], list[str]] = {}
-    for who, index in parts:
-        ours, meant = read[index], np.broadcast_to(position[index[:2]], read[index].shape)
-        if (ours != meant).any():
-            same = [other for other, at in parts if other != who and _begins(position[at[:2]], ours)]
-            whose = f", which are those of {same[0]}" if same else ""
-            told.setdefault((f"turns by positions {_listed(ours)} in place of {_listed(meant)}", whose), []).append(who)
-    every = len(parts) == sum(map(len, told.values())) and len(told) == 1
-    lines = [
-        f"{words}{whose}" if every else f"{' and '.join(filter(None, who))} {words}{whose}".strip()
-        for (words, whose), who in told.items()
-    ]
-    more = f"; {len(lines) - FEW} more parts turn by other positions" if len(lines) > FEW else ""
+    told: dict[str, list[str]] = {}
+    for who, span, (batch, tokens, head) in parts:
+        ours, meant = read[batch, tokens, head], position[batch, tokens]
+        hit = np.flatnonzero(ours != meant)
+        if len(hit):
+            others = {name: position[b, t][hit] for name, _, (b, t, _) in parts
+                      if name != who and len(position[b, t]) > hit[-1]}  # fmt: skip
+            whose = next((f", which are those of {name}" for name, p in others.items() if (p == ours[hit]).all()), "")
+            some = f"token{'s' * (len(hit) > 1)} {_listed(hit + tokens.start)}" if len(hit) < len(ours) else span
+            turned = f"by positions {_listed(ours[hit])} in place of {_listed(meant[hit])}{whose}"
+            told.setdefault(turned, []).append(" of ".join(filter(None, (some, who))))
+    if len(told) == 1 and len(parts) == len(next(iter(told.values()))) and not parts[0][1]:
+        return f"turns {next(iter(told))}"
+    lines = [f"{' and '.join(whos)}: turned {turned}" for turned, whos in told.items()]
+    more = f"; {len(lines) - FEW} more parts by other positions" if len(lines) > FEW else ""
     return "; ".join(lines[:FEW]) + more
 
 
-def _begins(whole: np.ndarray, part: np.ndarray) -> bool:
-    return len(part) <= len(whole) and bool((whole[: len(part)] == part).all())
-
-
-def _parts(seen: _Seen, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple]]:
+def _parts(seen: _Seen, shape: tuple[int, ...]) -> Iterator[tuple[str, str, tuple[int, slice, int]]]:
     """Yield the sequences or the packed documents of a call, each head of them by itself if rows differ by heads."""
     case = seen.answer.question.case
     spans: Iterable[tuple[str, slice]] = [("", slice(0, shape[1]))]
@@ -320,16 +317,16 @@ def _parts(seen: _Seen, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple]]:
         spans = [(f"document {n} (tokens {a} to {b - 1})", slice(int(a), int(b))) for n, (a, b) in enumerate(both)
                  if b > a]  # fmt: skip
     for batch, (span, tokens), head in product(range(shape[0]), spans, range(shape[2])):
-        said = [f"sequence {batch}"] * (shape[0] > 1) + [span] * bool(span) + [f"head {head}"] * (shape[2] > 1)
-        yield ", ".join(said), (batch, tokens, head)
+        said = [f"head {head}"] * (shape[2] > 1) + [f"sequence {batch}"] * (shape[0] > 1)
+        yield " of ".join(said), span, (batch, tokens, head)
 
 
 def _listed(numbers: np.ndarray) -> str:
-    """Return numbers one after another; a run of more than four as its first and its last."""
+    """Return numbers one after another; a run of more than three as its first and its last."""
     numbers = numbers.reshape(-1)
-    if len(numbers) > 4 and (np.diff(numbers) == 1).all():
-        return f"{numbers[0]} to {numbers[-1]}"
-    return ", ".join(map(str, numbers[:9].tolist())) + (", ..." if len(numbers) > 9 else "")
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    said = [text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 3 else map(str, run.tolist()))]
+    return ", ".join(said[:9]) + (", ..." if len(said) > 9 else "")
 
 
 def _where(wrong: np.ndarray) -> str:
