@@ -26,6 +26,15 @@ LAYOUT = "pair i is (i, i + rotary_dim/2) for split_half, (2i, 2i + 1) for inter
 FAR = 140_000
 """Rows of larger numbers are not looked for."""
 
+RULES: dict[str, Callable[[int, int], int]] = {
+    "i // 2": lambda i, n: i // 2,
+    "i mod n / 2, for n pairs": lambda i, n: i % max(n // 2, 1),
+    "2 i mod n, for n pairs": lambda i, n: 2 * i % n,
+    "n / 2 + i // 2, for n pairs": lambda i, n: n // 2 + i // 2,
+    "2 (i // 2)": lambda i, n: i // 2 * 2,
+    "i + 1 for even i and i - 1 for odd i": lambda i, n: min(i ^ 1, n - 1),
+}
+"""A rule in words -> the pair whose frequency pair i of n pairs has."""
 Site = tuple[int, int]
 """A sequence and a head, where angles are measured."""
 
@@ -214,6 +223,11 @@ class Measured:
                 yield self._rolled(rolls[0])
             if same and order[0] == right[::-1]:
                 yield in_reverse()
+            yield from (_by_rule(words, rule) for words, rule in RULES.items()
+                        if same and order[0] == [rule(i, len(right)) for i in right])  # fmt: skip
+            if not same and (order[0] == right) != (order[1] == right):  # cosines or sines alone
+                zero = next((w for w, o in zip(("cosines", "sines"), order, strict=True) if set(o) == {-1}), "")
+                words = f"has zero in place of the {zero}" if zero else words
 
             def change(plan: Plan) -> None:
                 if plan.frequency.shape[-1] == len(right):
@@ -608,6 +622,15 @@ def _amplitude(sines: np.ndarray) -> np.ndarray:
     its angle is 1 rad per token.
     """
     return sines[1:2, 0] / math.sin(1.0)
+
+
+def _by_rule(words: str, rule: Callable[[int, int], int]) -> Deviation:
+    def change(plan: Plan) -> None:
+        count = plan.frequency.shape[-1]
+        plan.frequency = plan.sine_frequency = plan.frequency[..., [rule(i, count) for i in range(count)]]
+
+    return Deviation("order of frequencies", f"turns pair i by the frequency of pair {words}", FREQUENCY, change,
+                     {"rule": words})  # fmt: skip
 
 
 def _matched(values: np.ndarray, table: np.ndarray, close: float) -> list[int] | None:

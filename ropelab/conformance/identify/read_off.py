@@ -21,7 +21,7 @@ from ropelab.conformance.identify.evidence import Answer
 from ropelab.conformance.identify.measured import FAR
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT
-from ropelab.conformance.identify.vocabulary import FREQUENCY, PAIR, ROW, TERMS, set_row
+from ropelab.conformance.identify.vocabulary import PAIR, TERMS, set_row
 from ropelab.conformance.law import names
 from ropelab.conformance.subject import Subject
 from ropelab.layout.pairing import pairs
@@ -85,7 +85,7 @@ class _Seen:
     def plan(self) -> Plan:
         return planned(self.subject, self.answer.question, self.answer.which, self.known)
 
-    def off(self, breaks: str, change: Callable[[Plan], object], rounds: float = 1.0) -> np.ndarray:
+    def off(self, change: Callable[[Plan], object], rounds: float = 1.0) -> np.ndarray:
         """Return which elements a change of the definition does not reproduce."""
         question, which = self.answer.question, self.answer.which
 
@@ -93,7 +93,7 @@ class _Seen:
             if plan.question is question and plan.which == which:
                 change(plan)
 
-        return self.answer.wrong(self.subject, (*self.known, Deviation("read", "", breaks, here, rounds=rounds)))
+        return self.answer.wrong(self.subject, (*self.known, Deviation("read", "", PAIR, here, rounds=rounds)))
 
     def turned(self) -> tuple[np.ndarray, np.ndarray, Plan]:
         """Return given and resulting pairs as complex numbers ``[B, S, H, pairs]``, and the plan."""
@@ -164,7 +164,7 @@ def _copied(seen: _Seen) -> Iterator[str]:
             hit = (abs(right - seen.y[place]) <= bound + seen.bound[place]).all(axis=-1)
             apart = [tuple(map(int, at)) for at in np.argwhere(hit)]
             if apart:
-                of = name, min(apart, key=lambda at, place=place: sum(i != j for i, j in zip(at, place, strict=True)))
+                of = name, min(apart, key=partial(_distance, place))
                 break
         if of is None or (of[0] == seen.answer.name and of[1] == place):
             return
@@ -172,12 +172,16 @@ def _copied(seen: _Seen) -> Iterator[str]:
         pair = tuple((int(i), j) for i, j in zip(place, of[1], strict=True) if i != j)
         found.setdefault((of[0] * (of[0] != seen.answer.name), *axes), set()).add(pair)
     if len(found) == 1:
-        ((other, *axes),) = found
-        moves = sorted(next(iter(found.values())))
+        (((other, *nouns), places_of),) = found.items()
+        moves = sorted(places_of)
         whose = f"the result of {other}" if other else "the result"
-        listed = [", ".join(f"of {a} {j} in {a} {i}" for a, (i, j) in zip(axes, move, strict=True)) for move in moves]
+        listed = [", ".join(f"of {a} {j} in {a} {i}" for a, (i, j) in zip(nouns, move, strict=True)) for move in moves]
         more = f" and {len(listed) - FEW} more places" if len(listed) > FEW else ""
         yield f"has {whose} {'; '.join(listed[:FEW])}{more}".rstrip()
+
+
+def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return sum(i != j for i, j in zip(one, other, strict=True))
 
 
 # ---------------------------------------------------------------------------------------------------------- features
@@ -250,7 +254,7 @@ def _rows(seen: _Seen) -> Iterator[str]:
         return
     for axes in ((2,), ()):
         read = _read_rows(seen, before, after, plan, axes)
-        if read is not None and not seen.off(ROW, lambda p, read=read: set_row(p, read[..., None])).any():
+        if read is not None and not seen.off(partial(set_row, row=read[..., None])).any():
             yield _rows_in_words(seen, read)
             return
 
@@ -289,7 +293,7 @@ def _close(seen: _Seen) -> float:
 def _rows_in_words(seen: _Seen, read: np.ndarray) -> str:
     position = np.broadcast_to(seen.plan.position[..., 0, 0].astype(np.int64), read.shape[:2])
     parts = list(_parts(seen, read.shape))
-    told: dict[str, list[str]] = {}
+    told: dict[tuple[str, str], list[str]] = {}
     for who, span, (batch, tokens, head) in parts:
         ours, meant = read[batch, tokens, head], position[batch, tokens]
         hit = np.flatnonzero(ours != meant)
@@ -297,12 +301,17 @@ def _rows_in_words(seen: _Seen, read: np.ndarray) -> str:
             others = {name: position[b, t][hit] for name, _, (b, t, _) in parts
                       if name != who and len(position[b, t]) > hit[-1]}  # fmt: skip
             whose = next((f", which are those of {name}" for name, p in others.items() if (p == ours[hit]).all()), "")
-            some = f"token{'s' * (len(hit) > 1)} {_listed(hit + tokens.start)}" if len(hit) < len(ours) else span
+            some = span and f"document {span} (tokens {tokens.start} to {tokens.stop - 1})"
+            if len(hit) < len(ours):
+                some = f"token{'s' * (len(hit) > 1)} {_listed(hit + tokens.start)}{span and f' of document {span}'}"
             turned = f"by positions {_listed(ours[hit])} in place of {_listed(meant[hit])}{whose}"
-            told.setdefault(turned, []).append(" of ".join(filter(None, (some, who))))
-    if len(told) == 1 and len(parts) == len(next(iter(told.values()))) and not parts[0][1]:
-        return f"turns {next(iter(told))}"
-    lines = [f"{' and '.join(whos)}: turned {turned}" for turned, whos in told.items()]
+            told.setdefault((some, turned), []).append(who)
+    lines = []
+    for (some, turned), whos in told.items():
+        every = len(whos) == len({who for who, _, _ in parts})
+        who = " of ".join(filter(None, (some, "" if every else " and ".join(whos))))
+        verb = "turn" if some.startswith("tokens") or (len(whos) > 1 and not every) else "turns"
+        lines.append(f"{who} {verb} {turned}".strip())
     more = f"; {len(lines) - FEW} more parts by other positions" if len(lines) > FEW else ""
     return "; ".join(lines[:FEW]) + more
 
@@ -314,8 +323,7 @@ def _parts(seen: _Seen, shape: tuple[int, ...]) -> Iterator[tuple[str, str, tupl
     if case.lengths is not None:
         ends = np.cumsum([0, *case.lengths]) // (case.shard or (1,))[0]
         both = list(zip(ends[:-1], ends[1:], strict=True))
-        spans = [(f"document {n} (tokens {a} to {b - 1})", slice(int(a), int(b))) for n, (a, b) in enumerate(both)
-                 if b > a]  # fmt: skip
+        spans = [(str(n), slice(int(a), int(b))) for n, (a, b) in enumerate(both) if b > a]
     for batch, (span, tokens), head in product(range(shape[0]), spans, range(shape[2])):
         said = [f"head {head}"] * (shape[2] > 1) + [f"sequence {batch}"] * (shape[0] > 1)
         yield " of ".join(said), span, (batch, tokens, head)
@@ -356,10 +364,10 @@ def _columns(seen: _Seen) -> Iterator[str]:
     for pair in range(count):
         off = abs(np.exp(1j * sense * position * right) - turn[..., pair, None]).max(axis=(0, 1))
         order.append(pair if off[pair] < _close(seen) else int(off.argmin()))
-    if order != list(range(count)) and not seen.off(FREQUENCY, lambda p: _with(p, p.frequency[..., order])).any():
+    if order != list(range(count)) and not seen.off(partial(_with, frequency=plan.frequency[..., order])).any():
         yield f"turns pairs {list(range(count))} by the frequencies of pairs {order}"
     for words, rates in named_frequencies(seen.subject.base, 2 * count, seen.y.shape[-1]):
-        if not seen.off(FREQUENCY, lambda p, rates=rates: _with(p, rates)).any():
+        if not seen.off(partial(_with, frequency=rates)).any():
             yield f"has {words}"
 
 
@@ -400,15 +408,13 @@ def _terms(seen: _Seen) -> Iterator[str]:
         if plan.is_gradient:  # the gradient applies the transposed matrix
             products = (products[0], "sin1" if products[1] == "sin0" else "sin0")
         for fit in product((1.0, 0.0, -1.0, 2.0, 0.5), repeat=2):
-            if not seen.off(PAIR, partial(_scaled, factors=dict(zip(products, fit, strict=True))), 2)[
-                ..., features
-            ].any():
+            if not seen.off(partial(_scaled, factors=dict(zip(products, fit, strict=True))), 2)[..., features].any():
                 factors |= dict(zip(products, fit, strict=True))
                 break
         else:
             return
     changed = {name: factor for name, factor in factors.items() if factor != 1}
-    if changed and not seen.off(PAIR, partial(_scaled, factors=changed), 2).any():
+    if changed and not seen.off(partial(_scaled, factors=changed), 2).any():
         kinds = {0.0: "lacks the term with", -1.0: "has the wrong sign in the term with"}
         said = [f"{kinds.get(f, f'has {f:g} times the term with')} {TERMS[name]}" for name, f in changed.items()]
         yield " and ".join(said)
