@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from ropelab.conformance.cache.block_scales import BlockScales
 from ropelab.conformance.cache.case import CacheCase, bits
 from ropelab.conformance.cache.laws import with_yarn
 from ropelab.conformance.cache.mistakes import SLOTS, STRIDES, measured, mistakes, own_slots, own_strides
+from ropelab.conformance.cache.read_off import facts as facts_of
+from ropelab.conformance.cache.read_off import hypotheses, places
 from ropelab.conformance.cache.scale_mistakes import Hypothesis, other_format
 from ropelab.conformance.cache.seen import PARTS, K, Seen, V, held, off
 from ropelab.conformance.cache.subject import CacheSubject
@@ -134,7 +137,7 @@ def _outside(seen: Seen) -> bool:
 def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> Identification:
     """Return the deviations in some calls; ``circumstances`` says what they have in common."""
     found: list[Deviation] = []
-    right, unexplained, misplaced = [], [], 0
+    right, unexplained, read, misplaced = [], [], [], 0
     outside = any(map(_outside, seen))
     for which, part in enumerate(PARTS):
         if seen[0].actual(subject, which) is None:
@@ -155,14 +158,21 @@ def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> 
         else:
             share = np.mean([elements.mean() for elements in wrong])
             where = next((f", all of them {words}" for words, _ in _masks(subject, wrong) if words), "")
+            read += [f"{fact} {circumstances}".rstrip() for fact in _read(subject, seen[0], which, outside)]
             unexplained.append(f"{part} {circumstances}".rstrip() + f": {share:.0%} of the elements{where}")
     if outside and misplaced < 2:
         words = "is written outside of the slots of the tokens"
         found.append(_deviation("the memory of the caches", words, circumstances))
     if unexplained:
-        facts = (*(f"{d} (proven)" for d in found), *(f"{name} is right" for name in right))
+        facts = (*(f"{d} (proven)" for d in found), *read, *(f"{name} is right" for name in right))
         return Identification((), False, tuple(unexplained), facts=facts)
     return Identification(tuple(found), bool(found), right=tuple(right) if found else ())
+
+
+def _read(subject: CacheSubject, seen: Seen, which: int, outside: bool) -> Iterator[str]:
+    """Yield the simplest facts of the first call: where rows are, and what they are."""
+    yield from places(subject, seen, which) if outside else ()
+    yield from islice(facts_of(subject, seen, which), 1)
 
 
 def _any(wrong: list[np.ndarray]) -> bool:
@@ -200,7 +210,10 @@ def _explanation(
     """Return a mistake and the elements that have it, in words; mistakes that look alike are told together."""
     if words := other_format(subject, seen, which):
         return words, ""
-    for known in (list(mistakes(subject, seen, which)), list(measured(subject, seen[0], which))):
+    for known in (
+        list(mistakes(subject, seen, which)),
+        [*measured(subject, seen[0], which), *hypotheses(subject, seen[0], which)],
+    ):
         for where, mask in _masks(subject, wrong):
             same = [w for w, mistake in known if all(_reproduces(subject, s, which, mistake, mask) for s in seen)]
             if same:

@@ -50,8 +50,8 @@ def mistakes(subject: CacheSubject, seen: list[Seen], which: int) -> Named:
         yield f"is {'kv'[2 - which]}", lambda subject, seen, which: told(subject, seen.case, 3 - which)
     if which < RETURNED and not blocks:
         yield from given_scales(which)
-    yield "is the one of the next token", _called(lambda c: _rolled(c, which, -1))
-    yield "is the one of the token before", _called(lambda c: _rolled(c, which, 1))
+    yield "is the one of the next token", called(lambda c: _rolled(c, which, -1))
+    yield "is the one of the token before", called(lambda c: _rolled(c, which, 1))
     yield "is the one of the next head", _rows(1, lambda n: np.roll(np.arange(n), -1))
     yield "is the one of the head before", _rows(1, lambda n: np.roll(np.arange(n), 1))
     yield "has its heads in reverse order", _rows(1, lambda n: np.arange(n)[::-1])
@@ -59,16 +59,16 @@ def mistakes(subject: CacheSubject, seen: list[Seen], which: int) -> Named:
     if which == V:
         for dtype in (torch.bfloat16, torch.float16):
             words = f"is rounded to {str(dtype).removeprefix('torch.')}"
-            yield words, _called(partial(_rounded, dtype=dtype))
+            yield words, called(partial(_rounded, dtype=dtype))
         return
     if which == K and subject.convention.queries and not subject.convention.latent:
-        yield "is made of the heads of q with the same numbers", _called(_of_q)
+        yield "is made of the heads of q with the same numbers", called(_of_q)
     yield from _positions()
     yield from _rotations(subject)
     if seen[0].case.weights:
         yield from _norms(which)
     elif subject.convention.optional_norm:
-        yield "is normalized, although the call gives no weights", _called(_normalized)
+        yield "is normalized, although the call gives no weights", called(_normalized)
     if subject.convention.own_angles:
         yield from _yarn()
 
@@ -76,26 +76,26 @@ def mistakes(subject: CacheSubject, seen: list[Seen], which: int) -> Named:
 # ------------------------------------------------------------------------------------------- how a mistake is built
 
 
-def _called(change: Change, **parts) -> Hypothesis:
+def called(change: Change, **parts) -> Hypothesis:
     """Return the hypothesis of a changed call and of changed parts of the definition."""
 
     def taken(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
-        return told(_with(subject, **parts), change(seen.case), which)
+        return told(with_parts(subject, **parts), change(seen.case), which)
 
     return taken
 
 
-def _same(case: CacheCase) -> CacheCase:
+def same(case: CacheCase) -> CacheCase:
     return case
 
 
-def _with(subject: CacheSubject, **parts) -> CacheSubject:
+def with_parts(subject: CacheSubject, **parts) -> CacheSubject:
     known = Definition.__dataclass_fields__
     definition = replace(subject.definition, **{name: part for name, part in parts.items() if name in known})
     return replace(subject, definition=definition, **{name: x for name, x in parts.items() if name not in known})
 
 
-def _wider(hypothesis: Hypothesis, factor: float) -> Hypothesis:
+def wider(hypothesis: Hypothesis, factor: float) -> Hypothesis:
     """Return the hypothesis for a mistake with more roundings."""
 
     def taken(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
@@ -256,7 +256,7 @@ def _recalled() -> Named:
 
 def _positions() -> Named:
     for words, change in POSITIONS.items():
-        yield words, _called(partial(_at, change=change))
+        yield words, called(partial(_at, change=change))
 
 
 POSITIONS: dict[str, Callable[[torch.Tensor, CacheCase], torch.Tensor]] = {
@@ -297,23 +297,23 @@ def _slots(case: CacheCase) -> torch.Tensor:
 
 
 def _rotations(subject: CacheSubject) -> Named:
-    yield "turns by minus the angle", _called(_same, reversed=not subject.reversed)
+    yield "turns by minus the angle", called(same, reversed=not subject.reversed)
     for words, tables in TABLES.items():
-        yield words, _wider(_called(_same, tables=tables), 3 if "twice" in words else 1)
+        yield words, wider(called(same, tables=tables), 3 if "twice" in words else 1)
     for layout in subject.convention.layouts:
         if layout != subject.layout:
-            yield f"pairs features as {layout}", _called(_same, layout=layout)
+            yield f"pairs features as {layout}", called(same, layout=layout)
     for words, members in MEMBERS.items():
-        yield words, _called(_same, members=members)
+        yield words, called(same, members=members)
     for layout in ("split_half", "interleaved"):
         if layout != subject.layout:
-            yield f"is written with the pairs as {layout}", _called(_same, stores=_laid_out(layout))
+            yield f"is written with the pairs as {layout}", called(same, stores=_laid_out(layout))
     for part, factors in (("sin0", (1, -1, 1, 1)), ("sin1", (1, 1, 1, -1)), ("cos0", (-1, 1, 1, 1)),
                           ("cos1", (1, 1, -1, 1))):  # fmt: skip
-        yield f"is reflected: {SIGNS[part]}", _called(_same, turn=_turn(*factors))
-        yield f"lacks the term with {TERMS[part]}", _called(_same, turn=_turn(*(max(f, 0) for f in factors)))
+        yield f"is reflected: {SIGNS[part]}", called(same, turn=_turn(*factors))
+        yield f"lacks the term with {TERMS[part]}", called(same, turn=_turn(*(max(f, 0) for f in factors)))
     words = "computes second members of pairs from first members that are already rotated"
-    yield words, _wider(_called(_same, turn=_in_turn), 3)
+    yield words, wider(called(same, turn=_in_turn), 3)
 
 
 TABLES: dict[str, Callable[[np.ndarray, np.ndarray, float], Bounded]] = {
@@ -455,8 +455,8 @@ NORMS: dict[str, Norm] = {
         z, w, eps, t, groups=2
     ),
     "is normalized head by head": lambda z, w, eps, t: _of_all_heads(z, w, eps, t, groups=z.shape[-2]),
-    "is normalized by the mean square of the first head": lambda z, w, eps, t: (
-        w.reshape(-1, z.shape[-1]) * z / np.sqrt(_mean(z[..., :1, :]) + eps)
+    "is normalized with its mean subtracted, as by a layer norm": lambda z, w, eps, t: _DEFINITION(
+        z - z.mean(-1, keepdims=True), w, eps, t
     ),
 }
 """A mistake about the norm in words -> the heads that it normalizes."""
@@ -490,14 +490,14 @@ def _norms(which: int) -> Named:
         "is normalized with 1 added to the weights": lambda c: replace(c, weight_offset=c.weight_offset + 1),
     }
     for words, change in changes.items():
-        yield words, _called(change)
-        yield f"{words}, and is not rotated", _called(partial(_unrotated, change=change))
+        yield words, called(change)
+        yield f"{words}, and is not rotated", called(partial(_unrotated, change=change))
     for words, norm in NORMS.items():
-        yield words, _wider(_called(_same, norm=norm), 2)
-    yield "is normalized twice", _wider(_called(
-        _same, norm=lambda z, w, eps, t: _DEFINITION(_DEFINITION(z, w, eps, t), w, eps, t)), 3)  # fmt: skip
+        yield words, wider(called(same, norm=norm), 2)
+    yield "is normalized twice", wider(called(
+        same, norm=lambda z, w, eps, t: _DEFINITION(_DEFINITION(z, w, eps, t), w, eps, t)), 3)  # fmt: skip
     for eps in (0.0, 1e-5, 1e-8, 1e-3, 1e-2, 1e-12):
-        yield f"is normalized with eps {eps:g}", _called(partial(replace, eps=eps))
+        yield f"is normalized with eps {eps:g}", called(partial(replace, eps=eps))
 
 
 # ------------------------------------------------------------------------------------------------------------- YaRN
@@ -550,13 +550,13 @@ def _with_numbers(case: CacheCase, of: Callable[..., tuple[float, float, float, 
 
 def _yarn() -> Named:
     for words, scaling in SCALINGS.items():
-        yield words, _called(_same, scaling=scaling)
+        yield words, called(same, scaling=scaling)
     for words, of in YARN.items():
-        yield words, _called(partial(_with_numbers, of=of))
+        yield words, called(partial(_with_numbers, of=of))
 
     def turned(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
         by, low, high, factor = seen.case.yarn
-        other = _with(subject, scaling=lambda f, place, by: factor * yarn(f, place, by))
+        other = with_parts(subject, scaling=lambda f, place, by: factor * yarn(f, place, by))
         return told(other, replace(seen.case, yarn=(by, low, high, 1.0)), which)
 
     yield "has the angles, and not cosines and sines, multiplied by the attention factor", turned
@@ -574,7 +574,7 @@ def measured(subject: CacheSubject, seen: Seen, which: int) -> Named:
     actual, number = seen.actual(subject, which), K if which == RETURNED else which
     if actual is None or actual.shape != seen.definition(subject, which)[0].shape or seen.case.norm_last:
         return
-    straight = _with(subject, tables=lambda c, s, m: (np.ones_like(c), np.zeros_like(s)))
+    straight = with_parts(subject, tables=lambda c, s, m: (np.ones_like(c), np.zeros_like(s)))
     value, _ = told(straight, seen.case, which)
     turns = subject.turning(value.shape[-1], seen.case.rotary_dim)
     (x0, x1), (y0, y1) = (subject.definition.members(x, turns, subject.layout) for x in (value, actual))
@@ -588,7 +588,7 @@ def measured(subject: CacheSubject, seen: Seen, which: int) -> Named:
         tables = (("cosines", a),) * (a != 1) + (("sines", b),) * (b != 1)
         words = "has " + " and ".join(f"{table} multiplied by {factor:.6g}" for table, factor in tables)
         words = f"is multiplied by {a:.6g} in the features that rotate" if a == b else words
-        yield words, _called(_same, tables=lambda c, s, m: (a * c, b * s))
+        yield words, called(same, tables=lambda c, s, m: (a * c, b * s))
     if number < len(seen.case.weights):
         x = exact(seen.case.inputs[number][0])[kept(subject, seen.case, which)]
         weight = exact(seen.case.weights[number]) + seen.case.weight_offset
@@ -599,4 +599,4 @@ def measured(subject: CacheSubject, seen: Seen, which: int) -> Named:
                 eps = float(np.median(1 / scale - (x * x).mean(-1)))
             if np.isfinite(eps) and eps > 0:
                 eps = float(f"{eps:.2g}")
-                yield f"is normalized with eps {eps:g}", _called(partial(replace, eps=eps))
+                yield f"is normalized with eps {eps:g}", called(partial(replace, eps=eps))

@@ -15,10 +15,11 @@ from itertools import islice, product
 import numpy as np
 
 from ropelab.conformance.bounds import EXACT
-from ropelab.conformance.identify.angles import CLOSE, rows, simple, waves
+from ropelab.conformance.identify.angles import CLOSE, rows, waves
 from ropelab.conformance.identify.deviation import Deviation, Scope, planned, simulate
 from ropelab.conformance.identify.evidence import Answer
 from ropelab.conformance.identify.measured import FAR
+from ropelab.conformance.identify.plain import feature_order, listed, order_words, plain
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT
 from ropelab.conformance.identify.vocabulary import PAIR, TERMS, set_row
@@ -30,7 +31,8 @@ SECONDS = 2.0
 """The limit of CPU time for all answers."""
 NEAR_ROWS = 300
 FEW = 3
-"""The number of places of an answer that are listed, and of answers that are read."""
+"""The number of facts, and of parts of an answer, that are told."""
+NOUNS = ("sequence", "token", "head", "feature")
 
 Wrong = list[tuple[Answer, np.ndarray]]
 
@@ -64,8 +66,14 @@ def read(subject: Subject, answer: Answer, known: tuple[Deviation, ...] = ()) ->
     seen = _seen(subject, answer, known)
     if seen is None:
         return
-    for reading in (_numbers, _factor, _copied, _order, _rows, _columns, _terms):
-        with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
+        plan, case = seen.plan, answer.question.case
+        told = {name: simulate(subject, answer.question, i, known) for i, name in enumerate(names(case))}
+        sources = [(answer.name, seen.right, seen.bound)]
+        sources += [(name, *y) for name, y in told.items() if name != answer.name and not isinstance(y, str)]
+        given = {"the cotangent" if plan.is_gradient else "the input": answer.given}
+        yield from plain(seen.y, seen.wrong, sources, given, NOUNS, plan.rotary_dim)
+        for reading in (_rows, _columns, _terms):
             yield from reading(seen)
 
 
@@ -123,80 +131,7 @@ def _asked(answer: Answer) -> str:
     ) else f"{name} for {asked}"  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------ plain values
-
-
-def _numbers(seen: _Seen) -> Iterator[str]:
-    """Yield that all wrong elements are 0, NaN, or elements of the input itself."""
-    given = "the cotangent" if seen.plan.is_gradient else "the input"
-    for words, hit in (
-        ("is NaN, or was not written,", np.isnan(seen.y)),
-        ("is zero", seen.y == 0),
-        (f"is {given}, unchanged,", seen.y == seen.answer.given),
-    ):
-        if hit[seen.wrong].all():
-            yield f"{words} {_where(seen.wrong)}".rstrip(" ,")
-
-
-def _factor(seen: _Seen) -> Iterator[str]:
-    sure = seen.wrong & (abs(seen.right) > 0.1)
-    if not sure.any():
-        return
-    factor = simple(float(np.median((seen.y[sure] / seen.right[sure]).astype(np.float64))))
-    near = abs(seen.y - factor * seen.right) <= (1 + abs(factor)) * seen.bound
-    if near[seen.wrong].all() and np.isfinite(factor) and factor not in (0, 1):
-        yield f"is {factor:g} times the right result {_where(seen.wrong)}".rstrip()
-
-
-def _copied(seen: _Seen) -> Iterator[str]:
-    """Yield that each wrong head of a token has the right result of another place."""
-    question, places = seen.answer.question, np.argwhere(seen.wrong.any(axis=-1))
-    said = names(question.case)
-    found: dict[tuple[str, ...], set[tuple[tuple[int, ...], ...]]] = {}
-    sources = []
-    for which, name in enumerate(said):
-        told = simulate(seen.subject, question, which, seen.known)
-        if not isinstance(told, str) and told[0].shape[-1] == seen.y.shape[-1]:
-            sources.append((name, *told))
-    for place in map(tuple, places):
-        of = None
-        for name, right, bound in sources:
-            hit = (abs(right - seen.y[place]) <= bound + seen.bound[place]).all(axis=-1)
-            apart = [tuple(map(int, at)) for at in np.argwhere(hit)]
-            if apart:
-                of = name, min(apart, key=partial(_distance, place))
-                break
-        if of is None or (of[0] == seen.answer.name and of[1] == place):
-            return
-        axes = tuple(n for n, i, j in zip(("sequence", "token", "head"), place, of[1], strict=True) if i != j)
-        pair = tuple((int(i), j) for i, j in zip(place, of[1], strict=True) if i != j)
-        found.setdefault((of[0] * (of[0] != seen.answer.name), *axes), set()).add(pair)
-    if len(found) == 1:
-        (((other, *nouns), places_of),) = found.items()
-        moves = sorted(places_of)
-        whose = f"the result of {other}" if other else "the result"
-        listed = [", ".join(f"of {a} {j} in {a} {i}" for a, (i, j) in zip(nouns, move, strict=True)) for move in moves]
-        more = f" and {len(listed) - FEW} more places" if len(listed) > FEW else ""
-        yield f"has {whose} {'; '.join(listed[:FEW])}{more}".rstrip()
-
-
-def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    return sum(i != j for i, j in zip(one, other, strict=True))
-
-
 # ---------------------------------------------------------------------------------------------------------- features
-
-
-def feature_order(y: np.ndarray, right: np.ndarray, bound: np.ndarray) -> list[int] | None:
-    """Return for each feature of ``y [..., D]`` the feature of the right result that it is; None if it is none."""
-    order = []
-    for feature in range(y.shape[-1]):
-        near = (abs(right - y[..., feature, None]) <= 2 * bound + bound[..., feature, None]).reshape(-1, y.shape[-1])
-        hits = np.flatnonzero(near.all(axis=0))
-        if not len(hits):
-            return None
-        order.append(int(feature if feature in hits else hits[0]))
-    return order
 
 
 def orders(subject: Subject, wrong: Wrong) -> Iterator[Deviation]:
@@ -223,25 +158,6 @@ def _ordered(name: str, known: dict[tuple[int, int], list[int]]) -> Deviation:
     (_, rotary_dim), order = next(iter(known.items()))
     words = f"has the right numbers in other features: {order_words(order, rotary_dim)}"
     return Deviation("feature order", words, PAIR, change, {"order": order}, Scope(name))
-
-
-def _order(seen: _Seen) -> Iterator[str]:
-    order = feature_order(seen.y, seen.right, seen.bound)
-    if order is not None and order != list(range(len(order))):
-        yield f"has the right numbers in other features: {order_words(order, seen.plan.rotary_dim)}"
-
-
-def order_words(order: list[int], rotary_dim: int) -> str:
-    """Return in words which features of the right result stand in the features 0, 1, ..."""
-    width = len(order)
-    shift = order[0]
-    if order == [(i + shift) % width for i in range(width)]:
-        if shift == rotary_dim:
-            return f"the {rotary_dim} features that rotate come behind the {width - rotary_dim} that pass"
-        return f"feature i is feature (i + {shift}) mod {width}"
-    moved = [(i, j) for i, j in enumerate(order) if i != j]
-    listed = ", ".join(f"{i} is {j}" for i, j in moved[:8])
-    return f"feature {listed}" + (f" and {len(moved) - 8} more" if len(moved) > 8 else "")
 
 
 # -------------------------------------------------------------------------------------------------------------- rows
@@ -303,8 +219,8 @@ def _rows_in_words(seen: _Seen, read: np.ndarray) -> str:
             whose = next((f", which are those of {name}" for name, p in others.items() if (p == ours[hit]).all()), "")
             some = span and f"document {span} (tokens {tokens.start} to {tokens.stop - 1})"
             if len(hit) < len(ours):
-                some = f"token{'s' * (len(hit) > 1)} {_listed(hit + tokens.start)}{span and f' of document {span}'}"
-            turned = f"by positions {_listed(ours[hit])} in place of {_listed(meant[hit])}{whose}"
+                some = f"token{'s' * (len(hit) > 1)} {listed(hit + tokens.start)}{span and f' of document {span}'}"
+            turned = f"by positions {listed(ours[hit])} in place of {listed(meant[hit])}{whose}"
             told.setdefault((some, turned), []).append(who)
     lines = []
     for (some, turned), whos in told.items():
@@ -327,24 +243,6 @@ def _parts(seen: _Seen, shape: tuple[int, ...]) -> Iterator[tuple[str, str, tupl
     for batch, (span, tokens), head in product(range(shape[0]), spans, range(shape[2])):
         said = [f"head {head}"] * (shape[2] > 1) + [f"sequence {batch}"] * (shape[0] > 1)
         yield " of ".join(said), span, (batch, tokens, head)
-
-
-def _listed(numbers: np.ndarray) -> str:
-    """Return numbers one after another; a run of more than three as its first and its last."""
-    numbers = numbers.reshape(-1)
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    said = [text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 3 else map(str, run.tolist()))]
-    return ", ".join(said[:9]) + (", ..." if len(said) > 9 else "")
-
-
-def _where(wrong: np.ndarray) -> str:
-    """Return the part of each axis to which the wrong elements are confined."""
-    found = []
-    for axis, noun in enumerate(("sequence", "token", "head", "feature")):
-        hit = np.flatnonzero(wrong.any(axis=tuple(i for i in range(4) if i != axis)))
-        if len(hit) < wrong.shape[axis]:
-            found.append(f"{noun}{'s' * (len(hit) > 1)} {_listed(hit)}")
-    return f"in {' of '.join(reversed(found))}" if found else ""
 
 
 # ----------------------------------------------------------------------------------------------- columns and products
@@ -383,11 +281,11 @@ def named_frequencies(base: float, rotary_dim: int, head_dim: int) -> Iterator[t
         rotary_dim, head_dim: the features that rotate, and all features of a head.
     """
     twice = EXACT(2) * np.arange(rotary_dim // 2)
-    for divisor, name in ((head_dim, "head_dim"), (rotary_dim // 2, "rotary_dim / 2"), (2 * rotary_dim, "2 rotary_dim"),
-                          (rotary_dim - 2, "(rotary_dim - 2)")):  # fmt: skip
+    divisors = {rotary_dim // 2: "half of rotary_dim", 2 * rotary_dim: "2 rotary_dim", head_dim: "head_dim"}
+    for divisor, name in divisors.items():
         if divisor not in (0, rotary_dim):
-            words = f"the exponents -2i / {name} in place of -2i / rotary_dim"
-            yield f"{words}: base ** (-2i / {divisor})", EXACT(base) ** (-twice / divisor)
+            words = f"exponents that are divided by {divisor} ({name}) in place of {rotary_dim} (rotary_dim)"
+            yield words, EXACT(base) ** (-twice / divisor)
     for other in (10_000, 100_000, 500_000, 1_000_000):
         if other != base:
             yield f"the base {other:g} in place of {base:g}", EXACT(other) ** (-twice / rotary_dim)

@@ -1,0 +1,112 @@
+"""Facts that are read off the results of an operator that writes a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from ropelab.conformance.bounds import exact
+from ropelab.conformance.cache.block_scales import BlockScales
+from ropelab.conformance.cache.case import numbers
+from ropelab.conformance.cache.mistakes import Named, called, same, wider, with_parts
+from ropelab.conformance.cache.scale_mistakes import Hypothesis
+from ropelab.conformance.cache.seen import PARTS, RETURNED, SCALES, K, Q, Seen, V, kept, told
+from ropelab.conformance.cache.subject import Bounded, CacheSubject
+from ropelab.conformance.identify.plain import plain
+from ropelab.conformance.identify.read_off import named_frequencies
+
+FEW = 4
+"""The number of tokens that are told."""
+
+
+def hypotheses(subject: CacheSubject, seen: Seen, which: int) -> Named:
+    """Yield what a part of the results shows of frequencies and of the norm, to be proven in other calls."""
+    if which not in (Q, K, RETURNED):
+        return
+    if not isinstance(subject.convention, BlockScales) and seen.case.yarn[0] == 1:
+        width = seen.case.inputs[min(which, K)].shape[-1]
+        for words, rates in named_frequencies(subject.base, seen.case.rotary_dim, width):
+            yield f"has {words}", _turned_by(rates)
+    order = _normalizing_heads(subject, seen, which)
+    if order is not None and order != list(range(len(order))):
+
+        def norm(z: np.ndarray, w: np.ndarray, eps: float, turns: slice) -> np.ndarray:
+            return w.reshape(-1, z.shape[-1]) * z / np.sqrt((z * z).mean(-1, keepdims=True)[..., order, :] + eps)
+
+        yield _order_in_words(order), wider(called(same, norm=norm), 2)
+
+
+def _turned_by(rates: np.ndarray) -> Hypothesis:
+    def taken(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
+        angles = seen.case.token_positions()[0].numpy()[:, None, None] * rates
+        sense = -1.0 if subject.reversed and (seen.case.table_free or subject.convention.own_angles) else 1.0
+        other = with_parts(subject, tables=lambda c, s, m: (m * np.cos(angles), m * sense * np.sin(angles)))
+        return told(other, seen.case, which)
+
+    return taken
+
+
+def _normalizing_heads(subject: CacheSubject, seen: Seen, which: int) -> list[int] | None:
+    """Return for each head the head whose mean square normalizes it; None if a head has none."""
+    number, actual = (K if which == RETURNED else which), seen.actual(subject, which)
+    right = seen.definition(subject, which)[0]
+    if number >= len(seen.case.weights) or seen.case.norm_last or actual is None or actual.shape != right.shape:
+        return None
+    x = exact(seen.case.inputs[number][0])[kept(subject, seen.case, which)]
+    if seen.case.weights[number].numel() != x.shape[-1] or x.shape[:2] != right.shape[:2]:
+        return None
+    means = (x * x).mean(-1) + seen.case.eps
+    with np.errstate(all="ignore"):
+        ratio = np.where(abs(right) > 0.05 * abs(right).max(), actual / right, np.nan)
+        shown = means / np.nanmedian(ratio, axis=-1).astype(np.float64) ** 2
+        off = np.nanmax(abs(shown[:, :, None] / means[:, None, :] - 1), axis=0)
+    best = [int(head if off[head, head] < 0.01 else np.argmin(off[head])) for head in range(len(off))]
+    return best if all(off[head, of] < 0.01 for head, of in enumerate(best)) else None
+
+
+def _order_in_words(order: list[int]) -> str:
+    if set(order) == {0}:
+        return "is normalized by the mean square of the first head"
+    said = ", ".join(f"head {head} by that of head {of}" for head, of in enumerate(order) if head != of)
+    return f"is normalized by the mean square of other heads: {said}"
+
+
+def facts(subject: CacheSubject, seen: Seen, which: int) -> Iterator[str]:
+    """Yield what a wrong part of one call shows, in words; each line reproduces all of its wrong numbers."""
+    y, (right, bound) = seen.actual(subject, which), seen.definition(subject, which)
+    if y is None or y.shape != right.shape or which >= SCALES or isinstance(subject.convention, BlockScales):
+        return
+    wrong = seen.wrong(subject, which)
+    sources = [(PARTS[which], right, bound)]
+    for other in (Q, K, V):
+        if other != which and seen.actual(subject, other) is not None:
+            sources.append((PARTS[other], *seen.definition(subject, other)))
+    x = exact(seen.case.inputs[K if which == RETURNED else which][0])[kept(subject, seen.case, which)]
+    nouns = ("token with a slot" if len(right) < seen.case.tokens else "token", "head", "feature")
+    with np.errstate(all="ignore"):
+        found = plain(y, wrong, sources, {"the input": x}, nouns, seen.case.rotary_dim)
+        yield from (f"{PARTS[which]} {fact}" for fact in found)
+
+
+def places(subject: CacheSubject, seen: Seen, which: int) -> Iterator[str]:
+    """Yield in which slots the right rows of tokens are, if these are not the slots of the tokens."""
+    if which not in (K, V) or isinstance(subject.convention, BlockScales) or not subject.convention.addressed:
+        return
+    case, place = seen.case, seen.case.places[which - 1]
+    right, bound = seen.definition(subject, which)
+    number = place.within(torch.arange(len(case.memory))).numpy().reshape(-1, *place.shape[2:])
+    rows = numbers(seen.written.memory)[number]
+    slots, tokens = case.slots[case.slots >= 0].tolist(), np.flatnonzero(case.live.numpy()).tolist()
+    found: dict[int, tuple[int, int]] = {}
+    for at, (token, slot) in enumerate(zip(tokens, slots, strict=True)):
+        hits = np.flatnonzero((abs(rows - right[at]) <= 2 * bound[at]).all(axis=(1, 2)))
+        if len(hits) and slot not in hits:
+            found[token] = int(hits[0]), slot
+    if found:
+        size = place.shape[1]
+        said = [f"token {t} in slot {i} (block {i // size}) in place of slot {slot} (block {slot // size})"
+                for t, (i, slot) in list(found.items())[:FEW]]  # fmt: skip
+        more = f" and {len(found) - FEW} more tokens" if len(found) > FEW else ""
+        yield f"{PARTS[which]} is in other slots: {'; '.join(said)}{more}; blocks have {size} slots"
