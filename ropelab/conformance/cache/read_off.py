@@ -33,7 +33,9 @@ def hypotheses(subject: CacheSubject, seen: Seen, which: int) -> Named:
     if order is not None and order != list(range(len(order))):
 
         def norm(z: np.ndarray, w: np.ndarray, eps: float, turns: slice) -> np.ndarray:
-            return w.reshape(-1, z.shape[-1]) * z / np.sqrt((z * z).mean(-1, keepdims=True)[..., order, :] + eps)
+            means = (z * z).mean(-1, keepdims=True)
+            means = means[..., order, :] if z.shape[-2] == len(order) else means  # the other of q and k
+            return w.reshape(-1, z.shape[-1]) * z / np.sqrt(means + eps)
 
         yield _order_in_words(order), wider(called(same, norm=norm), 2)
 
