@@ -172,7 +172,10 @@ def _exchanged(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
         exchanged = dict(zip((one, other), reversed(both), strict=True))
         inside = stated.parameters | {key: value for key, value in exchanged.items() if key in stated.parameters}
         outside = stated.settings | {key: value for key, value in exchanged.items() if key in stated.settings}
-        yield one, f"and {other} are exchanged", partial(stated.rope, inside, outside)
+        words = f"and {other} are exchanged"
+        if one == "short_factor":  # a length has only one of the two, so that the other may be right
+            words = f"or {other} is taken in place of the other, at the lengths that were asked for"
+        yield one, words, partial(stated.rope, inside, outside)
     if stated.parameters.get(TRAINED) is not None and stated.settings.get(LONGEST) is not None:
         read = dict(stated.parameters, **{TRAINED: stated.settings[LONGEST]})
         words = f"is ignored: {LONGEST} takes its place"

@@ -21,6 +21,8 @@ from ropelab.conformance.configuration.measured import Measured
 from ropelab.conformance.configuration.readings import Reading, Stated
 from ropelab.conformance.configuration.verify_config import Measure
 from ropelab.conformance.conventions import CONVENTIONS
+from ropelab.conformance.identify.angles import rows, waves
+from ropelab.conformance.identify.plain import listed
 from ropelab.conformance.models.layers import recorded
 from ropelab.conformance.models.trace import Traced, Turn, rotations
 from ropelab.layout.pairing import pairs
@@ -132,18 +134,58 @@ def _compared(traced: Traced, turn: Turn, rope: Rope, at: torch.Tensor, config: 
         apart = np.hypot(cosine - factor * np.cos(angles), sine - sense * factor * np.sin(angles))
         apart = np.where(size > 0, apart, 0)
         place = np.unravel_index(int((apart / bound).argmax()), apart.shape)
-        found.append((Excess(float(apart[place]), float(bound[place])), sense, (apart > bound).any(-1)))
+        found.append((Excess(float(apart[place]), float(bound[place])), sense, np.asarray((apart > bound).any(-1))))
     best, sense, wrong = min(found, key=lambda one: one[0].share)
     if best.share <= 1:
         return best
     sequence, _, head = map(int, np.argwhere(wrong)[0])
     site = (sequence, slice(None), head)
-    keys = "" if rope.axes is not None else _keys(cosine[site], sense * sine[site], at[sequence], config, kind, rope)
+    keys = _shown(cosine, sense * sine, wrong, at, rope)
+    if not keys and rope.axes is None:
+        keys = _keys(cosine[site], sense * sine[site], at[sequence], config, kind, rope)
     hit_tokens, hit_heads = (sorted(set(np.argwhere(wrong)[:, axis].tolist())) for axis in (1, 2))
     told = [f"layer {turn.layer}"] if turn.layer is not None else []
     told.append(f"{turn.name or 'a tensor'}, tokens {_listed(hit_tokens, tokens)}")
     told += [f"heads {_listed(hit_heads, wrong.shape[2])}"] if len(hit_heads) < wrong.shape[2] else []
     return replace(best, where=", ".join(told) + (f": {keys}" if keys else ""))
+
+
+def _shown(cosine: np.ndarray, sine: np.ndarray, wrong: np.ndarray, at: torch.Tensor, rope: Rope) -> str:
+    """Return what the cosines and sines ``[B, S, H, pairs]`` of the wrong heads show: a factor, axes or positions."""
+    size = np.hypot(cosine, sine)[wrong].astype(np.float64)
+    factor, right = float(np.median(size)), float(rope.attention_factor)
+    close = 1e-4
+    if not np.isfinite(size).all() or abs(size - factor).max() > close:
+        return ""
+    cos, sin = (x.astype(np.float64) / factor for x in (cosine, sine))
+    frequencies = np.array(rope.inverse_frequencies, dtype=np.float64)
+    of = at.numpy().reshape(-1, *at.shape[-2:])  # [axes, B, S]
+    angles = of[..., None] * frequencies
+    apart = np.hypot(cos[None] - np.cos(angles)[:, :, :, None], sin[None] - np.sin(angles)[:, :, :, None])
+    read = [next((axis for axis in range(len(of)) if (apart[axis][wrong][:, i] < close).all()), -1)
+            for i in range(len(frequencies))]  # fmt: skip
+    meant = list(rope.axes or (0,) * len(frequencies))
+    if read == meant:
+        return f"cosines and sines have the factor {factor:.6g} in place of {right:.6g}"
+    if abs(factor / right - 1) > close:
+        return ""
+    if rope.axes is not None:
+        return f"pairs turn by the positions of axes {read} in place of {meant}" if -1 not in read else ""
+    values = np.concatenate((cos, sin), axis=-1)[wrong]
+    table = waves(tuple(frequencies.tolist()), 2 * int(at.max()) + 2)
+    found = rows(values, table, -len(table) // 2, np.zeros(len(values)), close)
+    if found is None:
+        return ""
+    if not found.any():
+        return "not rotated"
+    sequence, _, head = map(int, np.argwhere(wrong)[0])
+    turned, hit = at[sequence].numpy().copy(), wrong[sequence, :, head]
+    numbered = np.full(wrong.shape, 0)
+    numbered[wrong] = found
+    turned[hit] = numbered[sequence, hit, head]
+    others = (f", which are those of sequence {n}" for n, p in enumerate(of[0]) if (p == turned).all())
+    return (f"sequence {sequence} turns by positions {listed(turned)} in place of {listed(at[sequence].numpy())}"
+            f"{next(others, '')}")  # fmt: skip
 
 
 def _listed(hits: list[int], size: int) -> str:
