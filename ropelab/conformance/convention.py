@@ -63,6 +63,8 @@ class Convention:
         ends_with_documents: whether, by contract, a packed buffer ends with its last document.
         autocasts: whether, by contract, results under autocast have its dtype, as those of a linear layer.
         gradients_mean: what a deviation of the gradients of x, q or k says of the tensors that the function gets.
+        passes: the name of a result that, by contract, is not rotated; the result for k is wrong where it is wrong.
+        part: ``"k"``, or the name of that result, to have it by itself as the result for k; empty for both in one.
         partial: whether, by contract, features beyond the width of the tables pass unchanged.
         narrow: whether tables and maths have the dtype of the inputs unless the author declares otherwise.
         layouts: the layouts of the convention, its default first.
@@ -83,6 +85,7 @@ class Convention:
     ends_with_documents = False
     autocasts = False
     gradients_mean: Mapping[str, str] = {}
+    passes = part = ""
     partial = True
     narrow = False
     layouts: tuple[str, ...] = LAYOUTS

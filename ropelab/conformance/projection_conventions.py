@@ -24,6 +24,7 @@ class QKVRope(Ropelab):
     """
 
     name = "qkv_rope"
+    passes = "v"
     signature = (
         "fn(x, weight, *, q_heads, k_heads, cos, sin, layout, seq_format, positions=None, axes=None, offsets=0) "
         "-> (q, k, v)"
@@ -53,7 +54,7 @@ class QKVRope(Ropelab):
             raise Broken(f"the function, called as {self.signature}, returned shapes {got}, expected {expected}")
         q, k, v = returned
         given = x[..., sum(heads[:2]) * head_dim :].unflatten(-1, (heads[2], head_dim))
-        parts = q, _with_v(k, v, given, case.rotary_dim)
+        parts = q, _with_v(k, v, given, case.rotary_dim, self.part)
         return tuple(to_bshd(y, implementation.format(case)) for y in parts[: len(case.inputs)])
 
     def bad(self, implementation, case):
@@ -71,6 +72,7 @@ class RotaryEpilogue(Convention):
     """
 
     name = "rope_posfreq_epi"
+    passes = "v"
     signature = (
         "fn(x, weight, pos, freq) -> y or {'D': y}, x [T, K], weight [K, N], y [T, N] for q, k and v, "
         "pos float32 [1, T], freq float32 [1, N] with two float32 numbers for the turns per position of each pair"
@@ -105,7 +107,7 @@ class RotaryEpilogue(Convention):
         q, k = as_pair(case.inputs)
         count = q.shape[2], k.shape[2], k.shape[2]
         parts, given = (z.unflatten(-1, (-1, features_of(case))).split(count, dim=1) for z in (y, x))
-        found = parts[0], _with_v(parts[1], parts[2], given[2], case.rotary_dim)
+        found = parts[0], _with_v(parts[1], parts[2], given[2], case.rotary_dim, self.part)
         return tuple(z.reshape(like.shape) for z, like in zip(found, case.inputs, strict=False))
 
     def angle_error(self, angles, frequencies):
@@ -122,8 +124,10 @@ class RotaryEpilogue(Convention):
         yield "a weight with a row less", replace(good, positional=(x, weight[:-1]))
 
 
-def _with_v(k: torch.Tensor, v: torch.Tensor, given: torch.Tensor, rotary_dim: int) -> torch.Tensor:
-    """Return k, with wrong numbers where the returned v is not the given v."""
+def _with_v(k: torch.Tensor, v: torch.Tensor, given: torch.Tensor, rotary_dim: int, part: str) -> torch.Tensor:
+    """Return k, with wrong numbers where the returned v is not the given v; or one of the two by itself."""
+    if part:
+        return k if part == "k" else v
     k = k.where((v == given) | given.isnan(), k + (v - given))
     return torch.cat((k[..., :rotary_dim], Agreed.apply((2, -1), k[..., rotary_dim:], -v[..., rotary_dim:])), dim=-1)
 

@@ -14,6 +14,7 @@ from ropelab.conformance.case import NotApplicable, Sizes
 from ropelab.conformance.identify.dependence import findings, remembers
 from ropelab.conformance.identify.deviation import Deviation, simulate
 from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
+from ropelab.conformance.identify.passed import alone, passed
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, questions
 from ropelab.conformance.identify.rare import beyond, length_question, longest_right, rare_questions
 from ropelab.conformance.identify.read_off import read_off
@@ -115,6 +116,12 @@ def identify(
         return Identification((), False, facts=(*history, *then))
     if sizes is None:
         sizes = Sizes() if subject.convention.partial else Sizes(rotary_dim=Sizes.head_dim)
+    if subject.convention.part == "" and (deviation := passed(subject, sizes)) is not None:
+        others = identify(alone(subject, "k"), sizes, seconds)
+        if others.proven or others.silent:
+            right = others.right or (() if others.deviations else ("q", "k"))
+            return replace(others, deviations=(*others.deviations, deviation), proven=True, repair=None, right=right)
+        return replace(others, facts=(str(deviation), *others.facts))
     deadline = time.thread_time() + seconds
     best: tuple[Deviation, ...] = ()
     left: list = []
