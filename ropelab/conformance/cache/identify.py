@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -158,7 +158,7 @@ def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> 
         else:
             share = np.mean([elements.mean() for elements in wrong])
             where = next((f", all of them {words}" for words, _ in _masks(subject, wrong) if words), "")
-            read += [f"{fact} {circumstances}".rstrip() for fact in _read(subject, seen[0], which, outside)]
+            read += [f"{fact} {circumstances}".rstrip() for fact in _read(subject, seen[0], which)]
             unexplained.append(f"{part} {circumstances}".rstrip() + f": {share:.0%} of the elements{where}")
     if outside and misplaced < 2:
         words = "is written outside of the slots of the tokens"
@@ -169,10 +169,9 @@ def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> 
     return Identification(tuple(found), bool(found), right=tuple(right) if found else ())
 
 
-def _read(subject: CacheSubject, seen: Seen, which: int, outside: bool) -> Iterator[str]:
-    """Yield the simplest facts of the first call: where rows are, and what they are."""
-    yield from places(subject, seen, which) if outside else ()
-    yield from islice(facts_of(subject, seen, which), 1)
+def _read(subject: CacheSubject, seen: Seen, which: int) -> Iterator[str]:
+    """Yield the simplest fact of a call: where rows are, or else what they are."""
+    yield from islice(chain(places(subject, seen, which), facts_of(subject, seen, which)), 1)
 
 
 def _any(wrong: list[np.ndarray]) -> bool:

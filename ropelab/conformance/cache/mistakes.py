@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ropelab.conformance.bounds import exact
+from ropelab.conformance.bounds import FLOAT32_UNIT, exact
 from ropelab.conformance.cache.block_scales import BlockScales
 from ropelab.conformance.cache.case import CacheCase
 from ropelab.conformance.cache.definition import Definition, yarn
@@ -455,11 +455,24 @@ NORMS: dict[str, Norm] = {
         z, w, eps, t, groups=2
     ),
     "is normalized head by head": lambda z, w, eps, t: _of_all_heads(z, w, eps, t, groups=z.shape[-2]),
-    "is normalized with its mean subtracted, as by a layer norm": lambda z, w, eps, t: _DEFINITION(
-        z - z.mean(-1, keepdims=True), w, eps, t
-    ),
 }
 """A mistake about the norm in words -> the heads that it normalizes."""
+
+
+def _layer_normed(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
+    """The result of a layer norm. A centred feature is off by the rounding of a sum of D features, up to the largest.
+
+    The division by the root and the weight scale this error, and the rotation adds that of the partner.
+    """
+    value, bound = called(same, norm=lambda z, w, eps, t: _DEFINITION(z - z.mean(-1, keepdims=True), w, eps, t))(
+        subject, seen, which
+    )
+    number = K if which == RETURNED else which
+    x = exact(seen.case.inputs[number][0])[kept(subject, seen.case, which)]
+    weight = abs(exact(seen.case.weights[number]) + seen.case.weight_offset).max()
+    root = np.sqrt(x.var(-1, keepdims=True) + seen.case.eps)
+    room = 2 * (x.shape[-1] + 1) * FLOAT32_UNIT * abs(x).max(-1, keepdims=True) / root * weight
+    return value, 2 * bound + room
 
 
 def _reordered(weight: np.ndarray, turns: slice, source: str, target: str) -> np.ndarray:
@@ -494,6 +507,7 @@ def _norms(which: int) -> Named:
         yield f"{words}, and is not rotated", called(partial(_unrotated, change=change))
     for words, norm in NORMS.items():
         yield words, wider(called(same, norm=norm), 2)
+    yield "is normalized with its mean subtracted, as by a layer norm", _layer_normed
     yield "is normalized twice", wider(called(
         same, norm=lambda z, w, eps, t: _DEFINITION(_DEFINITION(z, w, eps, t), w, eps, t)), 3)  # fmt: skip
     for eps in (0.0, 1e-5, 1e-8, 1e-3, 1e-2, 1e-12):

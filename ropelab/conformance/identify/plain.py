@@ -38,9 +38,10 @@ def plain(
         if hit[wrong].all():
             yield f"{words} {where}".rstrip(" ,")
     sure = wrong & (abs(right) > 0.1)
-    factor = simple(float(np.median((y[sure] / right[sure]).astype(np.float64)))) if sure.any() else 0.0
+    ratio = float(np.median((y[sure] / right[sure]).astype(np.float64))) if sure.any() else 0.0
+    factor = simple(ratio) if np.isfinite(ratio) else 0.0
     near = abs(y - factor * right) <= (1 + abs(factor)) * bound
-    if factor not in (0, 1) and np.isfinite(factor) and near[wrong].all():
+    if factor not in (0, 1) and near[wrong].all():
         yield f"is {factor:g} times the right result {where}".rstrip()
     yield from _copied(y, wrong, sources, nouns)
     order = feature_order(y, right, bound)

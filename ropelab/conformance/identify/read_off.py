@@ -64,7 +64,7 @@ def read_off(subject: Subject, wrong: Wrong, known: tuple[Deviation, ...] = ()) 
 def read(subject: Subject, answer: Answer, known: tuple[Deviation, ...] = ()) -> Iterator[str]:
     """Yield what a wrong answer shows beside a description; each line reproduces all of its elements."""
     seen = _seen(subject, answer, known)
-    if seen is None:
+    if seen is None or not seen.wrong.any():
         return
     with np.errstate(all="ignore"):
         plan, case = seen.plan, answer.question.case
