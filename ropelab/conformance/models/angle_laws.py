@@ -5,6 +5,7 @@ The angles are measured from the arguments and results of the functions that rot
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,11 +22,14 @@ from ropelab.conformance.configuration.measured import Measured
 from ropelab.conformance.configuration.readings import Reading, Stated
 from ropelab.conformance.configuration.verify_config import Measure
 from ropelab.conformance.conventions import CONVENTIONS
-from ropelab.conformance.identify.angles import rows, waves
+from ropelab.conformance.identify.angles import CLOSE, rows, waves
 from ropelab.conformance.identify.plain import listed
 from ropelab.conformance.models.layers import recorded
 from ropelab.conformance.models.trace import Traced, Turn, rotations
 from ropelab.layout.pairing import pairs
+
+NEAR_ROWS = 300
+"""Positions of a decoded token are looked for up to this number."""
 
 
 def positions(axes: int, batch: int, tokens: int) -> torch.Tensor:
@@ -108,6 +112,61 @@ def excess(call: Callable[[], Any], at: torch.Tensor, config: Any, model: torch.
     return beyond or max(measured, key=lambda outcome: outcome.share)
 
 
+def decoded(call: Callable[[], Any], place: int, config: Any, model: torch.nn.Module) -> str:
+    """Return what the first wrong rotation of a decoding step does, in words; empty if all turn the new token rightly.
+
+    Args:
+        call: runs the step.
+        place: the position of the new token.
+        config: the configuration of the model.
+        model: the model, whose layers are watched.
+    """
+    rope = next(iter(ropes(config).values()))
+    with recorded(model) as recorder:
+        traced = rotations(call, lambda: recorder.layer)
+    for turn in (turn for one in traced for turn in one.turns):
+        who = f"layer {turn.layer}, {turn.name or 'a tensor'}" if turn.layer is not None else turn.name or "a tensor"
+        sizes = turn.before.shape[1:3] if turn.before.ndim == 4 else ()
+        if many := [size for size in sizes if size in (place, place + 1)]:
+            return f"{who}: a step turns {many[0]} tokens, not only the new one: tokens of the cache turn again"
+        if 1 not in sizes or turn.before.shape[-1] != rope.rotary_dim:
+            continue
+        (x0, x1), (y0, y1) = (
+            pairs(exact(z), layout) for z, layout in ((turn.before, turn.layout), (turn.after, turn.out_layout))
+        )
+        size = (x0 * x0 + x1 * x1) * rope.attention_factor
+        values = np.concatenate(((x0 * y0 + x1 * y1) / size, (x0 * y1 - x1 * y0) / size), axis=-1)
+        table = waves(tuple(rope.inverse_frequencies.tolist()), NEAR_ROWS)
+        values = values.reshape(-1, values.shape[-1]).astype(np.float64)
+        found = rows(values, table, -NEAR_ROWS, np.full(len(values), place), CLOSE)
+        if found is not None and (wrong := set(found.tolist()) - {place, -place}):
+            return f"{who}: the new token turns by position {min(wrong)} in place of {place}"
+    return ""
+
+
+def rotated_heads(call: Callable[[], Any], tokens: int, model: torch.nn.Module) -> str:
+    """Return which layer rotates another number of heads than most layers, in words; empty if none does.
+
+    Args:
+        call: runs the model on sequences of ``tokens`` tokens.
+        tokens: their number.
+        model: the model, whose layers are watched.
+    """
+    with recorded(model) as recorder:
+        traced = rotations(call, lambda: recorder.layer)
+    found: dict[str, dict[int, int]] = {}
+    for turn in (turn for one in traced for turn in one.turns):
+        if turn.layer is not None and turn.before.ndim == 4 and tokens in turn.before.shape[1:3]:
+            axis = turn.before.shape.index(tokens, 1)
+            found.setdefault(turn.name, {})[turn.layer] = turn.before.shape[3 - axis]
+    for name, heads in found.items():
+        usual = Counter(heads.values()).most_common(1)[0][0]
+        if odd := [layer for layer, count in heads.items() if count != usual]:
+            told = f"layer {odd[0]}: {heads[odd[0]]} head{'s' * (heads[odd[0]] > 1)} of {name}"
+            return f"{told} rotated, in place of {usual} in other layers"
+    return ""
+
+
 def _compared(traced: Traced, turn: Turn, rope: Rope, at: torch.Tensor, config: Any, kind: str | None) -> Excess | None:
     """The largest excess for one tensor ``[B, ., ., D]``; None if it has other axes or features."""
     x, y, (batch, tokens) = turn.before, turn.after, at.shape[-2:]
@@ -154,26 +213,25 @@ def _shown(cosine: np.ndarray, sine: np.ndarray, wrong: np.ndarray, at: torch.Te
     """Return what the cosines and sines ``[B, S, H, pairs]`` of the wrong heads show: a factor, axes or positions."""
     size = np.hypot(cosine, sine)[wrong].astype(np.float64)
     factor, right = float(np.median(size)), float(rope.attention_factor)
-    close = 1e-4
-    if not np.isfinite(size).all() or abs(size - factor).max() > close:
+    if not np.isfinite(size).all() or abs(size - factor).max() > CLOSE:
         return ""
     cos, sin = (x.astype(np.float64) / factor for x in (cosine, sine))
     frequencies = np.array(rope.inverse_frequencies, dtype=np.float64)
     of = at.numpy().reshape(-1, *at.shape[-2:])  # [axes, B, S]
     angles = of[..., None] * frequencies
     apart = np.hypot(cos[None] - np.cos(angles)[:, :, :, None], sin[None] - np.sin(angles)[:, :, :, None])
-    read = [next((axis for axis in range(len(of)) if (apart[axis][wrong][:, i] < close).all()), -1)
+    read = [next((axis for axis in range(len(of)) if (apart[axis][wrong][:, i] < CLOSE).all()), -1)
             for i in range(len(frequencies))]  # fmt: skip
     meant = list(rope.axes or (0,) * len(frequencies))
     if read == meant:
         return f"cosines and sines have the factor {factor:.6g} in place of {right:.6g}"
-    if abs(factor / right - 1) > close:
+    if abs(factor / right - 1) > CLOSE:
         return ""
     if rope.axes is not None:
         return f"pairs turn by the positions of axes {read} in place of {meant}" if -1 not in read else ""
     values = np.concatenate((cos, sin), axis=-1)[wrong]
     table = waves(tuple(frequencies.tolist()), 2 * int(at.max()) + 2)
-    found = rows(values, table, -len(table) // 2, np.zeros(len(values)), close)
+    found = rows(values, table, -len(table) // 2, np.zeros(len(values)), CLOSE)
     if found is None:
         return ""
     if not found.any():

@@ -10,12 +10,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from ropelab.conformance.case import NotApplicable
-from ropelab.conformance.models.angle_laws import excess, positions, ropes
+from ropelab.conformance.models.angle_laws import decoded, excess, positions, ropes, rotated_heads
 from ropelab.conformance.models.deliberate import DELIBERATE
 from ropelab.conformance.models.factory import TinyModel, first_tensor
 from ropelab.conformance.models.layers import first_difference, recorded
@@ -96,6 +97,7 @@ def _held(name: str, law: Callable[[TinyModel, Noise], tuple], tiny: TinyModel, 
         holds, difference, allowed = found[:3]
         if not holds:
             where = found[3] if len(found) > 3 else first_difference(recorder.runs, noise.allowed)
+            where = "; ".join(filter(None, (where, _shown(name, tiny))))
     except NotOffered as reason:
         return ModelResult(name, statement, "not applicable", message=str(reason))
     except Exception as error:  # the model does not take this call
@@ -215,8 +217,7 @@ def left_padding(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
 
 def angles_of_the_configuration(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float, str]:
     """Every layer turns by the frequencies, the factor and the axes of positions that its configuration states."""
-    config: Any = tiny.model.config
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = _text_config(tiny)
     batch, tokens = tiny.inputs["input_ids"].shape
     try:
         axes = max((1 + max(rope.axes) for rope in ropes(config).values() if rope.axes), default=0)
@@ -237,6 +238,25 @@ LAWS: dict[str, Callable[[TinyModel, Noise], tuple]] = {
 """Name -> law. A law returns whether it holds, the difference that it found, and the difference that is allowed.
 
 The law about angles also returns where it does not hold, in words."""
+
+
+def _text_config(tiny: TinyModel) -> Any:
+    config: Any = tiny.model.config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _shown(name: str, tiny: TinyModel) -> str:
+    """Return what the rotations of a call show after a law failed, in words; empty if they show nothing."""
+    tokens, prompt = tiny.inputs["input_ids"], tiny.inputs["input_ids"].shape[1] - 3
+    try:
+        if name == "cached_is_prefill":
+            returned = tiny.model(**(tiny.inputs | {"input_ids": tokens[:, :prompt], "use_cache": True}))
+            step = {"input_ids": tokens[:, prompt : prompt + 1], "past_key_values": returned.past_key_values}
+            call = partial(tiny.model, **(tiny.inputs | step | {"use_cache": True}))
+            return decoded(call, prompt, _text_config(tiny), tiny.model)
+        return rotated_heads(lambda: _run(tiny), tokens.shape[1], tiny.model) if name == "distances_only" else ""
+    except NotApplicable:  # the configuration states no rotation
+        return ""
 
 
 def _visible(noise: Noise) -> None:
