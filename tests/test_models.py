@@ -193,20 +193,21 @@ def test_what_is_no_model():
 
 
 @pytest.mark.parametrize(
-    "wrong, broken",
+    "wrong, broken, said",
     [
-        (lambda positions: torch.arange(positions.shape[-1])[None].expand_as(positions), "positions_are_used"),
-        (lambda positions: positions**2, "distances_only"),
-        (lambda positions: positions - positions.amax(-1, keepdim=True), "cached_is_prefill"),
-        (lambda positions: positions + positions.shape[-1] * (positions[:, :1] != 0), "cached_is_prefill"),
+        (lambda positions: torch.arange(positions.shape[-1])[None].expand_as(positions), "positions_are_used", ""),
+        (lambda positions: positions**2, "distances_only", ""),
+        (lambda positions: positions - positions.amax(-1, keepdim=True), "cached_is_prefill", ""),
+        (lambda positions: positions + positions.shape[-1] * (positions[:, :1] != 0), "cached_is_prefill",
+         "the new token turns by position 7 in place of 6"),
     ],
-)
-def test_wrong_positions(monkeypatch, llama, wrong, broken):
+)  # fmt: skip
+def test_wrong_positions(monkeypatch, llama, wrong, broken, said):
     rotary = llama.model.model.rotary_emb
     forward = rotary.forward
     monkeypatch.setattr(rotary, "forward", lambda x, position_ids: forward(x, wrong(position_ids)))
     report = verify_model(llama, laws_of=unjudged)
-    assert outcomes(report)[broken] == "fail", str(report)
+    assert outcomes(report)[broken] == "fail" and said in str(report), str(report)
 
 
 class Changed(torch.nn.Module):
@@ -268,19 +269,23 @@ def rotary_of_the_first_row():
 
 
 @pytest.mark.parametrize(
-    "made, broken",
+    "made, broken, said",
     [
-        (wrong_theta_in_one_type, {"angles_of_the_configuration"}),
-        (frequencies_in_bfloat16, {"angles_of_the_configuration"}),
-        (squared_factor, {"angles_of_the_configuration"}),
-        (partial(rotary_with_axes, 0, 1, 1), {"angles_of_the_configuration"}),
-        (partial(rotary_with_axes, 0, 2, 1), {"angles_of_the_configuration"}),
-        (rotary_of_the_first_row, {"angles_of_the_configuration", "rows_have_positions", "left_padding"}),
+        (wrong_theta_in_one_type, {"angles_of_the_configuration"}, "layer_types are exchanged"),
+        (frequencies_in_bfloat16, {"angles_of_the_configuration"}, "layer 0, q"),
+        (squared_factor, {"angles_of_the_configuration"}, "have the factor 1.29648 in place of 1.13863"),
+        (partial(rotary_with_axes, 0, 1, 1), {"angles_of_the_configuration"},
+         "axes [0, 0, 0, 1, 1, 1, 1, 1] in place of [0, 0, 0, 1, 1, 1, 2, 2]"),
+        (partial(rotary_with_axes, 0, 2, 1), {"angles_of_the_configuration"},
+         "axes [0, 0, 0, 2, 2, 2, 1, 1] in place of [0, 0, 0, 1, 1, 1, 2, 2]"),
+        (rotary_of_the_first_row, {"angles_of_the_configuration", "rows_have_positions", "left_padding"},
+         "which are those of sequence 0"),
     ],
-)
-def test_angles_that_the_configuration_does_not_state(made, broken):
+)  # fmt: skip
+def test_angles_that_the_configuration_does_not_state(made, broken, said):
     report = verify_model(made(), laws_of=unjudged)
     assert {law for law, status in outcomes(report).items() if status == "fail"} == broken, str(report)
+    assert said in str(report)
     assert report.verdict == "wrong"
 
 

@@ -216,7 +216,7 @@ def _shown(cosine: np.ndarray, sine: np.ndarray, wrong: np.ndarray, at: torch.Te
     if not np.isfinite(size).all() or abs(size - factor).max() > CLOSE:
         return ""
     cos, sin = (x.astype(np.float64) / factor for x in (cosine, sine))
-    frequencies = np.array(rope.inverse_frequencies, dtype=np.float64)
+    frequencies = rope.inverse_frequencies.double().numpy()
     of = at.numpy().reshape(-1, *at.shape[-2:])  # [axes, B, S]
     angles = of[..., None] * frequencies
     apart = np.hypot(cos[None] - np.cos(angles)[:, :, :, None], sin[None] - np.sin(angles)[:, :, :, None])
