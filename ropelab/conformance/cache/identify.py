@@ -158,7 +158,8 @@ def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> 
         else:
             share = np.mean([elements.mean() for elements in wrong])
             where = next((f", all of them {words}" for words, _ in _masks(subject, wrong) if words), "")
-            read += [f"{fact} {circumstances}".rstrip() for fact in _read(subject, seen[0], which)]
+            first = next(one for one, elements in zip(seen, wrong, strict=True) if elements.any())
+            read += [f"{fact} {circumstances}".rstrip() for fact in _read(subject, first, which)]
             unexplained.append(f"{part} {circumstances}".rstrip() + f": {share:.0%} of the elements{where}")
     if outside and misplaced < 2:
         words = "is written outside of the slots of the tokens"
@@ -188,10 +189,12 @@ def _placed(subject: CacheSubject, seen: list[Seen], which: int) -> str:
     if isinstance(subject.convention, BlockScales) or not subject.convention.addressed:
         return ""
     for words, slots in SLOTS.items():
-        if all(_held(subject, one, which, slots, own_strides) for one in seen):
+        moved = any(not torch.equal(slots(one), own_slots(one)) for one in seen)
+        if moved and all(_held(subject, one, which, slots, own_strides) for one in seen):
             return words
     for words, strides in STRIDES.items():
-        if all(_held(subject, one, which, own_slots, strides) for one in seen):
+        moved = any(strides(one, which) != own_strides(one, which) for one in seen)
+        if moved and all(_held(subject, one, which, own_slots, strides) for one in seen):
             return words
     return ""
 

@@ -30,6 +30,8 @@ def plain(
         nouns: the names of the axes.
         rotary_dim: the number of features that rotate.
     """
+    if not wrong.any():
+        return
     _, right, bound = sources[0]
     where = _where(wrong, nouns)
     constants = {"is NaN, or was not written,": np.isnan(y), "is zero": y == 0}
