@@ -110,6 +110,22 @@ def test_exchanged_frequencies_are_listed(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_another_base_is_read_to_three_digits(seed):
+    base = float(np.exp(np.random.default_rng(seed).uniform(np.log(1e3), np.log(1e6))))
+
+    def function(x, positions):
+        count = x.shape[-1] // 2
+        angle = broadcast(x, positions)[..., None, None] * base ** (-torch.arange(count, dtype=torch.float64) / count)
+        c, s = angle.cos().float(), angle.sin().float()
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * c - b * s, b * c + a * s), -1)
+
+    (fact,) = facts(function, "a longer sequence")
+    read_base = float(re.fullmatch(r"has about the base (\S+) in place of 10000", fact).group(1))
+    assert abs(read_base / base - 1) < 6e-3
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_permuted_features_are_listed(seed):
     order = np.random.default_rng(seed).permutation(16)
     (fact,) = facts(lambda x, positions: turned(x, broadcast(x, positions))[..., torch.from_numpy(order)])

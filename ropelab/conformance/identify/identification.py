@@ -112,7 +112,7 @@ def identify(
     """
     if history:
         after = identify(subject, sizes, seconds)
-        then = tuple(f"after such calls {d}" for d in after.deviations if after.proven)
+        then = tuple(f"after such calls {d}" for d in (after.deviations if after.proven else after.facts))
         return Identification((), False, facts=(*history, *then))
     if sizes is None:
         sizes = Sizes() if subject.convention.partial else Sizes(rotary_dim=Sizes.head_dim)
@@ -137,7 +137,8 @@ def identify(
                 best = description
             if left := evidence.wrong(best):
                 fresh = Evidence(subject, sizes, math.inf, variant) if best else None
-                facts = (*_partly(evidence, fresh, best), *_facts(evidence, left, best))
+                partly = _partly(evidence, fresh, best)
+                facts = (*partly, *_facts(evidence, left, best, partly))
                 return Identification(best, False, tuple(_unexplained(left, evidence.answers)), facts=facts)
             fresh = Evidence(subject, sizes, deadline, variant)
             left = fresh.wrong(best)
@@ -218,8 +219,15 @@ def _partly(evidence: Evidence, fresh: Evidence | None, best: tuple[Deviation, .
     return tuple(f"{d} ({reach})".replace("each input", reached[0], 1) for d in own)
 
 
-def _facts(evidence: Evidence, wrong, best: tuple[Deviation, ...]) -> tuple[str, ...]:
-    """Return what unexplained answers show, what the simplest of them depends on, and whether it is linear."""
+def _facts(evidence: Evidence, wrong, best: tuple[Deviation, ...], partly: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return what unexplained answers show, what the simplest of them depends on, and whether it is linear.
+
+    Args:
+        evidence: the answers.
+        wrong: those that a description does not reproduce.
+        best: the description. It is told if it reproduces at least half of the wrong answers, and all right ones.
+        partly: the words of the description, if it is told already.
+    """
     told = [answer for answer, _ in wrong if not isinstance(answer.values, str)]
     told = [answer for answer in told if answer.question.kind in (FORWARD, GRADIENT)]
     if not told:
@@ -230,9 +238,10 @@ def _facts(evidence: Evidence, wrong, best: tuple[Deviation, ...]) -> tuple[str,
         return answer.question.kind != FORWARD, case.shape[1] < 3 or case.inputs[0].shape[2] < 2, answer.size
 
     simplest = min(told, key=ease)
-    explained = len(evidence.wrong(())) - len(wrong)
-    reach = f"(reproduces {explained} of {explained + len(wrong)} wrong answers)"
-    said = (f"{deviation} {reach}" for deviation in best if explained > 0)
+    before, after = ({id(answer) for answer, _ in part} for part in (evidence.wrong(()), wrong))
+    mostly = not partly and after <= before and len(after) <= len(before) / 2
+    reach = f"(reproduces {len(before - after)} of {len(before)} wrong answers)"
+    said = (f"{deviation} {reach}" for deviation in best if mostly)
     return (*said, *read_off(evidence.subject, wrong, best), *findings(evidence.subject, simplest.question))
 
 

@@ -11,10 +11,10 @@ from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.identify.deviation import Deviation, Scope
 from ropelab.conformance.identify.plain import plain
+from ropelab.conformance.identify.read_off import NOUNS
 from ropelab.conformance.subject import Subject
 
 PASSES = "v is not rotated"
-NOUNS = ("sequence", "token", "head", "feature")
 
 
 def alone(subject: Subject, part: str) -> Subject:

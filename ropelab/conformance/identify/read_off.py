@@ -1,7 +1,7 @@
 """Facts that are read off an answer: rows, columns, factors and copies, for answers that no description reproduces.
 
-A fact is told only if it reproduces every element of the answer within the derived bound. It says nothing about other
-calls.
+A fact is told only if it reproduces every element of the answer within the derived bound; a base that is fitted, only
+if it reproduces the cosines and sines to within `CLOSE`. It says nothing about other calls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import islice, product
 import numpy as np
 
 from ropelab.conformance.bounds import EXACT
-from ropelab.conformance.identify.angles import CLOSE, rows, waves
+from ropelab.conformance.identify.angles import CLOSE, rows, slopes, waves
 from ropelab.conformance.identify.deviation import Deviation, Scope, planned, simulate
 from ropelab.conformance.identify.evidence import Answer
 from ropelab.conformance.identify.measured import FAR
@@ -267,6 +267,25 @@ def _columns(seen: _Seen) -> Iterator[str]:
     for words, rates in named_frequencies(seen.subject.base, 2 * count, seen.y.shape[-1]):
         if not seen.off(partial(_with, frequency=rates)).any():
             yield f"has {words}"
+    base = _fitted_base(position[0, :, 0], sense * np.angle(turn[0]))
+    if base is not None:
+        rates = base ** (-np.arange(count) / count)
+        if (abs(np.exp(1j * sense * position * rates) - turn) < _close(seen)).all():
+            yield f"has about the base {base:.3g} in place of {seen.subject.base:g}"
+
+
+def _fitted_base(position: np.ndarray, angles: np.ndarray) -> float | None:
+    """Return the base whose frequencies fit angles ``[S, pairs]`` at positions ``[S]`` best; None if none can.
+
+    Consecutive tokens show the frequency of a pair up to a turn, and a longer lever refines it.
+    """
+    if len(position) < 3 or angles.shape[1] < 3 or not (np.diff(position) == 1).all() or not np.isfinite(angles).all():
+        return None
+    slope, intercept = slopes(angles)
+    if not (slope > 0).all():
+        return None
+    fitted = np.polyfit(np.arange(len(slope)), np.log(slope), 1)
+    return float(np.exp(-fitted[0] * len(slope)))
 
 
 def _with(plan: Plan, frequency: np.ndarray) -> None:
