@@ -9,6 +9,8 @@ the catalogue. Reading order:
 - `measured`, `vocabulary`: deviations with measured parameters, and deviations without parameters.
 - `evidence`, `scopes`, `search`: find the fewest deviations that reproduce all answers.
 - `rare`: questions in other dtypes, on many tokens, and about results that a later call overwrites.
+- `plain`, `read_off`: facts about single answers that no description reproduces.
+- `passed`: what becomes of a result that does not rotate, such as v beside q and k.
 - `dependence`: which inputs and which earlier calls a result depends on.
 - `repair`: a change of the call that makes the function right.
 - `identification`: the result.
