@@ -11,6 +11,7 @@ from ropelab.conformance.cache.correct import CORRECT
 from ropelab.conformance.cache.identify import identify_cache
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.declared import declare
+from ropelab.conformance.faults import correct
 from ropelab.conformance.identify import identify
 from ropelab.conformance.identify.evidence import Answer
 from ropelab.conformance.identify.questions import questions
@@ -220,6 +221,38 @@ def test_features_behind_those_that_pass_are_proven():
     found = identify(declaration.subject(function, Surroundings()), declaration.sizes)
     expected = "has the right numbers in other features: the 6 features that rotate come behind the 10 that pass"
     assert found.proven and [str(d) for d in found.deviations] == [f"each input {expected}"]
+
+
+# ------------------------------------------------------------------------------------------------------------ values
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    (
+        (lambda v, turn: turn(v), "v is rotated by the positions of its tokens"),
+        (lambda v, turn: 0 * v, "v is zero"),
+        (lambda v, turn: 2 * v, "v is 2 times the right result"),
+        (lambda v, turn: v.flip(-1), "v has the right numbers in other features"),
+    ),
+)
+def test_values_beside_right_queries_and_keys(change, words):
+    right = correct.qkv_rope
+
+    def function(x, weight, *, q_heads, k_heads, **options):
+        def turn(v):
+            columns = v.flatten(-2)
+            eye = torch.eye(columns.shape[-1], dtype=x.dtype)
+            hidden = torch.cat((columns, columns, columns), -1)
+            pieces = torch.block_diag(eye, eye, eye)
+            return right(hidden, pieces, q_heads=k_heads, k_heads=k_heads, **options)[0]
+
+        q, k, v = right(x, weight, q_heads=q_heads, k_heads=k_heads, **options)
+        return q, k, change(v, turn)
+
+    declaration = declare("qkv_rope")
+    found = identify(declaration.subject(function, Surroundings()), declaration.sizes)
+    assert found.proven and found.right == ("q", "k")
+    assert [str(d) for d in found.deviations][0].startswith(words) and found.example.startswith("v [")
 
 
 # ---------------------------------------------------------------------------------------------------------- backward

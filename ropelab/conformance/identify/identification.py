@@ -116,12 +116,14 @@ def identify(
         return Identification((), False, facts=(*history, *then))
     if sizes is None:
         sizes = Sizes() if subject.convention.partial else Sizes(rotary_dim=Sizes.head_dim)
-    if subject.convention.part == "" and (deviation := passed(subject, sizes)) is not None:
+    if subject.convention.part == "" and (found := passed(subject, sizes)) is not None:
+        deviation, example = found
         others = identify(alone(subject, "k"), sizes, seconds)
-        if others.proven or others.silent:
-            right = others.right or (() if others.deviations else ("q", "k"))
-            return replace(others, deviations=(*others.deviations, deviation), proven=True, repair=None, right=right)
-        return replace(others, facts=(str(deviation), *others.facts))
+        if not (others.proven or others.silent):
+            return replace(others, facts=(str(deviation), *others.facts))
+        right = others.right or (() if others.deviations else ("q", "k"))
+        every = (*others.deviations, deviation)
+        return Identification(every, True, example=others.example or example, right=right)
     deadline = time.thread_time() + seconds
     best: tuple[Deviation, ...] = ()
     left: list = []

@@ -13,6 +13,7 @@ from ropelab.conformance.identify.deviation import Deviation, Scope
 from ropelab.conformance.identify.plain import plain
 from ropelab.conformance.identify.read_off import NOUNS
 from ropelab.conformance.subject import Subject
+from ropelab.conformance.words import unequal
 
 PASSES = "v is not rotated"
 
@@ -24,8 +25,8 @@ def alone(subject: Subject, part: str) -> Subject:
     return replace(subject, convention=convention)
 
 
-def passed(subject: Subject, sizes: Sizes) -> Deviation | None:
-    """Return what a function does to the result that passes; None if it passes.
+def passed(subject: Subject, sizes: Sizes) -> tuple[Deviation, str] | None:
+    """Return what a function does to the result that passes, and an example in words; None if it passes.
 
     The words hold for three calls, whose first tokens have different positions.
     """
@@ -33,6 +34,7 @@ def passed(subject: Subject, sizes: Sizes) -> Deviation | None:
     if not name:
         return None
     words: list[str] | None = None
+    example = ""
     for seed, offset in enumerate((0, 7, 3)):
         case = subject.draw(replace(sizes, tokens=sizes.tokens + seed), seed=seed, offsets=offset)
         try:
@@ -49,5 +51,9 @@ def passed(subject: Subject, sizes: Sizes) -> Deviation | None:
         sources = [(name, given, np.zeros_like(given)), ("k", k, near)]
         said += list(plain(y, wrong, sources, {}, NOUNS, case.rotary_dim))
         words = said if words is None else [w for w in words if w in said]
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        actual, expected = unequal(float(y[at]), float(given[at]))
+        count = f"{wrong.sum()} of {wrong.size} elements are wrong"
+        example = f"{name} {list(y.shape)}: {count}, such as {list(at)}: {actual} in place of {expected}"
     found = words[0] if words else "is not as it came"
-    return Deviation("passing", found, PASSES, lambda plan: None, scope=Scope(name))
+    return Deviation("passing", found, PASSES, lambda plan: None, scope=Scope(name)), example
