@@ -25,7 +25,7 @@ from ropelab.conformance.identify.questions import FORWARD, GRADIENT
 from ropelab.conformance.identify.vocabulary import PAIR, TERMS, set_row
 from ropelab.conformance.law import names
 from ropelab.conformance.subject import Subject
-from ropelab.layout.pairing import pairs
+from ropelab.layout.pairing import LAYOUTS, pairs, permutation
 
 SECONDS = 2.0
 """The limit of CPU time for all answers."""
@@ -135,7 +135,7 @@ def _asked(answer: Answer) -> str:
 
 
 def orders(subject: Subject, wrong: Wrong) -> Iterator[Deviation]:
-    """Yield for each input the order of features that its wrong results show, if all calls of an extent agree."""
+    """Yield for each input the order of features that its wrong results show; another layout has words of its own."""
     found: dict[str, dict[tuple[int, int], list[int] | None]] = {}
     for answer, _ in wrong:
         seen = _seen(subject, answer) if answer.question.kind == FORWARD else None
@@ -145,8 +145,16 @@ def orders(subject: Subject, wrong: Wrong) -> Iterator[Deviation]:
             if extents not in every:
                 every[extents] = feature_order(seen.y, seen.right, seen.bound)
     for name, known in found.items():
-        if all(order is not None for order in known.values()):
+        if all(order is not None for order in known.values()) and not all(
+            _is_layout(order or [], rotary_dim) for (_, rotary_dim), order in known.items()
+        ):
             yield _ordered(name, {extents: order for extents, order in known.items() if order is not None})
+
+
+def _is_layout(order: list[int], rotary_dim: int) -> bool:
+    """Return whether an order of features writes pairs of one layout as another."""
+    changes = (permutation(rotary_dim, *layouts).tolist() for layouts in (LAYOUTS, LAYOUTS[::-1]))
+    return order[:rotary_dim] in changes and order[rotary_dim:] == list(range(rotary_dim, len(order)))
 
 
 def _ordered(name: str, known: dict[tuple[int, int], list[int]]) -> Deviation:

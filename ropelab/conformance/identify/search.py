@@ -57,7 +57,7 @@ def search(evidence: Evidence) -> Iterator[Description]:
     evidence.deadline = started + 3 / 4 * (deadline - started)
     best: Description = ()
     try:
-        measured = [*orders(evidence.subject, wrong), *_measured(evidence, wrong)]
+        measured = [*_measured(evidence, wrong), *orders(evidence.subject, wrong)]
         short = [d for d in measured if "frequencies" not in d.parameters]  # a list of frequencies is long
         for some in (short, measured)[: 1 + (len(short) < len(measured))]:
             for description in _search(evidence, wrong, some):
