@@ -359,6 +359,22 @@ def test_laws_share_no_state():
     assert len(built) == 2
 
 
+def test_a_module_that_takes_a_base_takes_no_head_size():
+    """Its head size is that of its inputs."""
+
+    class Rotary(torch.nn.Module):
+        def __init__(self, base=10000.0):
+            super().__init__()
+            self.base = base
+
+        def forward(self, q, k):
+            return tuple(correct.Module(x.shape[-1], base=self.base)(x, x)[0] for x in (q, k))
+
+    for base in (10000.0, 500_000.0):
+        assert verify(Rotary, "module", base=base, laws=["definition"]).passed
+    assert not verify(lambda base: Rotary(2 * base), "module", base=500.0, laws=["definition"], diagnose=False).passed
+
+
 @pytest.mark.parametrize(
     "hit, words",
     [

@@ -87,6 +87,14 @@ def inplace_ignored(x, cos, sin, interleaved=False, inplace=False):
     return flash_attn(x, cos, sin, interleaved)
 
 
+def strided_in_place_ignored(x, cos, sin, interleaved=False, inplace=False, **where):
+    return flash_attn(x, cos, sin, interleaved, inplace and x.is_contiguous(), **where)
+
+
+def last_row_never_read(positions, query, key, head_size, cos_sin_cache, is_neox):
+    return correct.vllm(positions.clamp(max=len(cos_sin_cache) - 2), query, key, head_size, cos_sin_cache, is_neox)
+
+
 def inplace_in_turn(x, cos, sin, interleaved=False, inplace=False):
     """Compute second members from first members that are overwritten; features behind the tables pass."""
     y, half = flash_attn(x, cos, sin, interleaved), cos.shape[-1]
@@ -234,6 +242,8 @@ WRONG = {
     "token_counts": ("plain", scaled(lambda x: 1.01 if x.shape[1] > 10_240 else 1), {}),
     "huge": ("huggingface", int32_offsets, {}),
 }  # fmt: skip
+AT_AN_END = {"inplace": ("flash_attn", strided_in_place_ignored), "definition": ("vllm", last_row_never_read)}
+"""Functions that break a law only where inputs are strided, or where the last token reads the last row."""
 NOTED = {
     "table_gradients": ("huggingface", fused_backward, "it takes cosines and sines as constants"),
     "rows_past_end": ("flash_attn", refuses_padding, "it refuses a packed buffer"),
@@ -246,6 +256,12 @@ NOTED = {
 
 def test_every_law_has_a_function_that_breaks_it():
     assert {*WRONG, *NOTED} == set(LAWS)
+
+
+@pytest.mark.parametrize("law", AT_AN_END)
+def test_a_law_looks_at_the_ends(law):
+    convention, function = AT_AN_END[law]
+    assert not verify(function, convention, laws=[law], diagnose=False).passed
 
 
 @pytest.mark.parametrize("law", NOTED)

@@ -201,6 +201,17 @@ def q_turns_back_and_k_is_ahead(positions, query, key, head_size, cos_sin_cache,
     return query, key
 
 
+@fresh("vllm", "row", r"reads the row before the last row of the tables in place of the last$")
+def the_last_row_is_never_read(positions, query, key, head_size, cos_sin_cache, is_neox):
+    rows = positions.clamp(max=len(cos_sin_cache) - 2)
+    return correct.vllm(rows, query, key, head_size, cos_sin_cache, is_neox)
+
+
+@fresh("mrope", "row", r"reads the first axis of the positions for every pair$")
+def one_position_for_all_axes(q, k, cos, sin, positions, section, interleaved=False):
+    return correct.mrope(q, k, cos, sin, positions[:1].expand_as(positions), section, interleaved)
+
+
 @fresh("plain", "wrap", r"takes positions as integers of 16 bits$")
 def wrapped_at_int16(x, positions):
     return correct.plain(x, (positions + 2**15) % 2**16 - 2**15)

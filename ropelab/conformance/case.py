@@ -76,6 +76,7 @@ class Case:
         inverse: whether to rotate by minus the angle.
         factor: the factor of cosines and sines, such as YaRN's attention factor.
         interpolation: the number that positions are divided by, such as FlashInfer's ``rope_scale``.
+        spare_rows: the rows of the tables after the row of the last position.
         cotangents: a cotangent ``[B, S, H, D]`` for each output; empty unless a law asks for gradients.
     """
 
@@ -90,6 +91,7 @@ class Case:
     inverse: bool = False
     factor: float = 1.0
     interpolation: float = 1.0
+    spare_rows: int = 3
     cotangents: tuple[torch.Tensor, ...] = ()
 
     @property

@@ -206,6 +206,12 @@ def offers(function: Callable[..., Any], name: str) -> bool:
     return signature is not None and name in signature.parameters
 
 
+def first_parameter(function: Callable[..., Any]) -> str:
+    """Return the name of the first parameter of ``function``; empty if it has none, or if its signature is unknown."""
+    signature = _signature(function)
+    return next(iter(signature.parameters), "") if signature is not None else ""
+
+
 def required(function: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of the parameters of ``function`` that have no default; none if its signature is unknown."""
     signature = _signature(function)

@@ -11,7 +11,7 @@ import torch
 
 from ropelab.conformance.bounds import EXACT, FLOAT32_UNIT
 from ropelab.conformance.case import CANNOT, Broken, Case, NotApplicable
-from ropelab.conformance.convention import Arguments, Convention, accepts, call, required
+from ropelab.conformance.convention import Arguments, Convention, accepts, call, first_parameter, required
 from ropelab.conformance.implementation import Implementation
 from ropelab.conformance.tensors import Tensors
 from ropelab.kernels import NO_POSITION
@@ -249,10 +249,13 @@ class OwnAngles(Convention):
 
 
 class Module(OwnAngles):
-    """A module, or a class or function that makes one for a head size: q and k, without positions."""
+    """A module, or a class or function that makes one for a head size: q and k, without positions.
+
+    A class or function whose first parameter is the base takes no head size.
+    """
 
     name = "module"
-    signature = "fn(head_dim) -> module or a module; module(q, k) -> (q, k), tokens at 0, 1, 2, ..."
+    signature = "fn(head_dim) -> module, fn(base=10000) or a module; module(q, k) -> (q, k), tokens at 0, 1, 2, ..."
     pair = True
     seq_formats = ("bshd", "bhsd", "sbhd")
 
@@ -268,7 +271,8 @@ class Module(OwnAngles):
         key = (features_of(case), case.rotary_dim)
         if key not in implementation.state:
             options = self._options(implementation, case)
-            made = call(implementation.function, Arguments((), (features_of(case),), options), "fn(head_dim)")
+            given = () if first_parameter(implementation.function) == "base" else (features_of(case),)
+            made = call(implementation.function, Arguments((), given, options), "fn(head_dim)" if given else "fn()")
             implementation.state[key] = made.to(implementation.device)
         return implementation.state[key]
 
@@ -425,10 +429,10 @@ def by_row(case: Case) -> bool:
 
 
 def table_rows(case: Case) -> int:
-    """Return the number of rows of a table: the rows that the case needs, and three to spare, as in a model."""
+    """Return the number of rows of a table: the rows that the case needs, and some to spare, as in a model."""
     positions = case.pair_positions() if by_row(case) else case.shared_positions()
     used = positions[positions != NO_POSITION].abs()
-    return max(used.tolist(), default=0) + 4
+    return max(used.tolist(), default=0) + 1 + case.spare_rows
 
 
 def signed_tables(

@@ -10,7 +10,7 @@ import numpy as np
 from ropelab.conformance.identify.angles import simple
 
 FEW = 3
-"""The number of places that are listed."""
+"""The number of places that are listed, and the fewest numbers that show a factor."""
 
 Source = tuple[str, np.ndarray, np.ndarray]
 """The name of a result, its right numbers and their bound ``[..., D]``."""
@@ -40,7 +40,8 @@ def plain(
         if hit[wrong].all():
             yield f"{words} {where}".rstrip(" ,")
     sure = wrong & (abs(right) > 0.1)
-    ratio = float(np.median((y[sure] / right[sure]).astype(np.float64))) if sure.any() else 0.0
+    several = sure.sum() >= FEW  # a single number is always some multiple
+    ratio = float(np.median((y[sure] / right[sure]).astype(np.float64))) if several else 0.0
     factor = simple(ratio) if np.isfinite(ratio) else 0.0
     near = abs(y - factor * right) <= (1 + abs(factor)) * bound
     if factor not in (0, 1) and near[wrong].all():

@@ -97,7 +97,7 @@ def rounded(plan: Plan, what: str, values: np.ndarray) -> np.ndarray:
 
 def last_row(plan: Plan) -> int:
     """Return the last row of the tables that the caller passes; see the conventions."""
-    return (int(abs(plan.position).max()) if plan.position.size else 0) + 3
+    return (int(abs(plan.position).max()) if plan.position.size else 0) + plan.question.case.spare_rows
 
 
 def columns(declared: int, rotary_dim: int, base: float) -> torch.Tensor:

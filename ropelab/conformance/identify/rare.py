@@ -44,6 +44,9 @@ def rare_questions(subject: Subject, sizes: Sizes, variant: int) -> Iterator[Que
             if subject.convention.differentiable:
                 yield Question(f"the gradient in {name}", subject.cotangents(case), GRADIENT,
                                lambda s, c: s.gradients(c)[1])  # fmt: skip
+    if subject.convention.looks_up:
+        case = subject.draw(sizes, spare_rows=0, seed=variant)
+        yield Question("tables that end with the last token", case, FORWARD, lambda s, c: s(c))
     case, after = subject.draw(sizes, seed=variant), subject.draw(sizes, seed=variant + 7)
     if not subject.in_place:
         yield Question("a call, read after the next call", case, FORWARD, _handed_over(after), after=after)

@@ -179,7 +179,8 @@ def _rows(seen: _Seen) -> Iterator[str]:
     for axes in ((2,), ()):
         read = _read_rows(seen, before, after, plan, axes)
         if read is not None and not seen.off(partial(set_row, row=read[..., None])).any():
-            yield _rows_in_words(seen, read)
+            if words := _rows_in_words(seen, read):
+                yield words
             return
 
 

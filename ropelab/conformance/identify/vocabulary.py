@@ -345,6 +345,8 @@ def _one_document(plan: Plan) -> np.ndarray:
 
 def _from_decreases(plan: Plan) -> np.ndarray:
     """Return positions that count on from the first token and from each token whose position is smaller than before."""
+    if plan.question.case.axes is not None:
+        return plan.position
     positions = plan.position[..., 0, 0]
     begins = np.concatenate((np.ones_like(positions[:, :1], dtype=bool), np.diff(positions) < 0), axis=1)
     begin = np.maximum.accumulate(np.where(begins, np.arange(positions.shape[1]), 0), axis=1)
@@ -410,6 +412,9 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
         p.position * p.question.case.interpolation**2
     ),
     "takes positions below 0 for position 0": lambda p: np.maximum(p.position, 0),
+    "reads the row before the last row of the tables in place of the last": lambda p: np.minimum(
+        p.position, max(last_row(p) - 1, 0)
+    ),
     "takes the positions of the sequences in reverse order": lambda p: p.position[::-1],
     "takes the positions of the next sequence": lambda p: np.roll(p.position, -1, axis=0),
     "takes the positions of the sequence before": lambda p: np.roll(p.position, 1, axis=0),

@@ -23,6 +23,8 @@ def definition(subject, sizes):
     yield from against_truth(subject, subject.draw(sizes))
     if subject.convention.partial and sizes.rotary_dim < sizes.head_dim:
         yield from against_truth(subject, subject.draw(replace(sizes, rotary_dim=sizes.head_dim)))
+    if subject.convention.looks_up:
+        yield from against_truth(subject, subject.draw(sizes, spare_rows=0))  # the last token reads the last row
     if "factor" in subject.convention.expresses:
         yield from against_truth(subject, subject.draw(sizes, factor=1.25))
     if "positions" in subject.convention.expresses:
