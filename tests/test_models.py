@@ -1,9 +1,11 @@
 """Whole models: the factory, the functions that a call shows to rotate, the laws of attention, and the tables."""
 
+import inspect
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import FunctionType, MethodType
 
 import pandas as pd
 import pytest
@@ -271,8 +273,8 @@ def rotary_of_the_first_row():
 @pytest.mark.parametrize(
     "made, broken, said",
     [
-        (wrong_theta_in_one_type, {"angles_of_the_configuration"}, "layer_types are exchanged"),
-        (frequencies_in_bfloat16, {"angles_of_the_configuration"}, "layer 0, q"),
+        (wrong_theta_in_one_type, {"angles_of_the_configuration", "turns_as_its_class"}, "layer_types are exchanged"),
+        (frequencies_in_bfloat16, {"angles_of_the_configuration", "turns_as_its_class"}, "layer 0, q"),
         (squared_factor, {"angles_of_the_configuration"}, "have the factor 1.29648 in place of 1.13863"),
         (partial(rotary_with_axes, 0, 1, 1), {"angles_of_the_configuration"},
          "axes [0, 0, 0, 1, 1, 1, 1, 1] in place of [0, 0, 0, 1, 1, 1, 2, 2]"),
@@ -294,6 +296,93 @@ def test_angles_that_the_configuration_does_not_state(made, broken, said):
 def test_scaled_angles_of_a_right_model(rope):
     report = verify_model(tiny_model("llama", rope_parameters=rope), laws_of=unjudged)
     assert set(outcomes(report).values()) == {"pass"}, str(report)
+
+
+# ------------------------------------------------------------------- what the model's class in Transformers turns
+
+
+def with_rotation(architecture, changed):
+    """A model whose attention calls ``changed(rotate, layer, q, k, cos, sin)``; the class keeps its own ``rotate``."""
+    tiny = tiny_model(architecture)
+    for number, layer in enumerate(tiny.model.model.layers):
+        forward = inspect.unwrap(type(layer.self_attn).forward)
+        names = forward.__globals__ | {
+            name: partial(changed, rotate, number)
+            for name, rotate in forward.__globals__.items()
+            if name.startswith("apply_rotary_pos_emb")
+        }
+        own = FunctionType(forward.__code__, names, None, forward.__defaults__, forward.__closure__)
+        layer.self_attn.forward = MethodType(own, layer.self_attn)
+    return tiny
+
+
+def as_halves(x, cos, sin):
+    cos, sin = (table[:, None, :, : x.shape[-1] // 2].to(x.dtype) for table in (cos, sin))
+    return halves(x, cos, sin)
+
+
+def every_layer_turns():
+    """Cohere 2 turns in layers of sliding attention only."""
+    tiny = tiny_model("cohere2", layer_types=["full_attention", "sliding_attention"])
+    tiny.model.model.layers[0].self_attn.sliding_window = 64
+    return tiny
+
+
+def one_layer_stays(rotate, layer, q, k, cos, sin, **options):
+    return (q, k) if layer == 1 else rotate(q, k, cos, sin, **options)
+
+
+def other_pairs(rotate, layer, q, k, cos, sin, **options):
+    cos, sin = (table[..., ::2].repeat(1, 1, 2) for table in (cos, sin))
+    return as_halves(q, cos, sin), as_halves(k, cos, sin)
+
+
+def other_pairs_of_k(rotate, layer, q, k, cos, sin, **options):
+    return rotate(q, k, cos, sin, **options)[0], as_halves(k, cos, sin)
+
+
+def last_features(rotate, layer, q, k, cos, sin, **options):
+    rest = q.shape[-1] - cos.shape[-1]
+    turned = rotate(q[..., rest:], k[..., rest:], cos, sin, **options)
+    return tuple(torch.cat((x[..., :rest], y), -1) for x, y in zip((q, k), turned, strict=True))
+
+
+def without_a_function(*given, sense=1):
+    """A rotation whose arguments nobody sees."""
+    q, k, cos, sin = given[2:]
+    half, cos, sin = q.shape[-1] // 2, cos[:, None], sense * sin[:, None]
+    return tuple(x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin for x in (q, k))
+
+
+@pytest.mark.parametrize(
+    "made, said",
+    [
+        (every_layer_turns, "layer 0, q: features 0 to 15 turn, in place of none"),
+        (partial(with_rotation, "qwen2", one_layer_stays), "layer 1, q: features none turn, in place of 0 to 15"),
+        (partial(with_rotation, "cohere", other_pairs), "layer 0, q: features are paired as split_half in place of"),
+        (partial(with_rotation, "nemotron", last_features), "layer 0, q: features 8 to 15 turn, in place of 0 to 7"),
+        (partial(with_rotation, "mistral", partial(without_a_function, sense=0.5)),
+         "scores are those of the class where all positions are 0, and others"),
+        (partial(with_rotation, "youtu", other_pairs_of_k), "layer 0, k: features are paired as split_half in place"),
+    ],
+)  # fmt: skip
+def test_features_that_the_class_does_not_turn(made, said):
+    report = verify_model(made(), laws_of=unjudged)
+    assert {law for law, status in outcomes(report).items() if status == "fail"} >= {"turns_as_its_class"}, str(report)
+    assert said in str(report), str(report)
+
+
+def test_a_rotation_in_no_function_is_right_by_its_scores():
+    report = verify_model(with_rotation("mistral", without_a_function))
+    assert report.verdict == "right" and not report.functions, str(report)
+    assert outcomes(report)["distances_only"] == outcomes(report)["turns_as_its_class"] == "pass"
+
+
+def test_a_model_that_only_uses_the_weights_of_its_class_is_not_compared():
+    tiny = tiny_model("qwen2")
+    tiny.model.model.layers[0].self_attn.extra = torch.nn.Linear(2, 2)
+    [law] = [law for law in verify_model(tiny, laws_of=unjudged).laws if law.law == "turns_as_its_class"]
+    assert law.status == "not applicable" and "its weights are not those of its class" in law.message
 
 
 def test_a_mask_that_left_padding_does_not_reach(monkeypatch, llama):

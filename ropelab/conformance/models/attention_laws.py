@@ -112,7 +112,7 @@ def _positions(tiny: TinyModel) -> torch.Tensor:
     return torch.arange(tokens)[None].expand(batch, -1)
 
 
-def _gap(positions: torch.Tensor) -> torch.Tensor:
+def gap(positions: torch.Tensor) -> torch.Tensor:
     """The positions with one position left out in the middle."""
     return positions + (torch.arange(positions.shape[1]) >= positions.shape[1] // 2)
 
@@ -127,17 +127,17 @@ def _noise(tiny: TinyModel) -> Noise:
     narrow = _run(tiny.single())
     tiny.double()
     try:
-        moved = _run(tiny, position_ids=_gap(positions))
+        moved = _run(tiny, position_ids=gap(positions))
         same = _run(tiny, position_ids=positions)
     except Exception as error:
         words = (str(error).strip().splitlines() or [""])[0][:100]
         raise NotOffered(f"it does not take position_ids [batch, tokens]: {type(error).__name__}: {words}") from error
-    return Noise(_apart(wide, narrow), _apart(same, moved), positions.shape[1] + SHIFT)
+    return Noise(apart(wide, narrow), apart(same, moved), positions.shape[1] + SHIFT)
 
 
 def positions_are_used(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
     """Positions handed in are used: 0, 1, 2, ... changes nothing, and a gap changes the result."""
-    default = _apart(_run(tiny), _run(tiny, position_ids=_positions(tiny)))
+    default = apart(_run(tiny), _run(tiny, position_ids=_positions(tiny)))
     return default <= noise.allowed < noise.per_radian, default, noise.allowed
 
 
@@ -145,7 +145,7 @@ def distances_only(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
     """Scores depend on distances: the same shift of all positions changes nothing."""
     _visible(noise)
     positions = _positions(tiny)
-    found = _apart(_run(tiny, position_ids=positions), _run(tiny, position_ids=positions + SHIFT))
+    found = apart(_run(tiny, position_ids=positions), _run(tiny, position_ids=positions + SHIFT))
     return found <= noise.allowed, found, noise.allowed
 
 
@@ -165,7 +165,7 @@ def cached_is_prefill(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float
         step = {"input_ids": tokens[:, place : place + 1], "past_key_values": cache, "use_cache": True}
         returned = tiny.model(**(tiny.inputs | step))
         parts.append(first_tensor(returned))
-    found = _apart(whole / _scale(whole), torch.cat(parts, dim=1) / _scale(whole))
+    found = apart(whole / _scale(whole), torch.cat(parts, dim=1) / _scale(whole))
     return found <= noise.allowed, found, noise.allowed
 
 
@@ -182,7 +182,7 @@ def packed_is_separate(tiny: TinyModel, noise: Noise) -> tuple[bool, float, floa
         packed_positions = packed_positions.expand(1 + axes, 1, -1)
     packed = tiny.output(input_ids=tokens, position_ids=packed_positions, use_cache=False)
     parts = [tiny.output(input_ids=part, use_cache=False) for part in tokens.split(lengths, dim=1)]
-    found = _apart(packed / _scale(packed), torch.cat(parts, dim=1) / _scale(packed))
+    found = apart(packed / _scale(packed), torch.cat(parts, dim=1) / _scale(packed))
     return found <= noise.allowed, found, noise.allowed
 
 
@@ -190,8 +190,8 @@ def rows_have_positions(tiny: TinyModel, noise: Noise) -> tuple[bool, float, flo
     """Each sequence of a batch has its own positions: it gives what it gives alone."""
     _visible(noise)
     tokens, places = tiny.inputs["input_ids"], positions(0, *tiny.inputs["input_ids"].shape)
-    together = _outputs(tiny, input_ids=tokens, position_ids=places)
-    alone = [_outputs(tiny, input_ids=t[None], position_ids=p[None]) for t, p in zip(tokens, places, strict=True)]
+    together = outputs(tiny, input_ids=tokens, position_ids=places)
+    alone = [outputs(tiny, input_ids=t[None], position_ids=p[None]) for t, p in zip(tokens, places, strict=True)]
     return _alike(noise, together, torch.cat(alone))
 
 
@@ -207,8 +207,8 @@ def left_padding(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
         ways.append({})
     tiny.single()  # a mask of float64's least number is minus infinity in a softmax in float32
     try:
-        short, whole = _outputs(tiny, input_ids=tokens[:1, hidden:]), _outputs(tiny, input_ids=tokens[1:])
-        padded = [_outputs(tiny, input_ids=tokens * mask, attention_mask=mask, **way) for way in ways]
+        short, whole = outputs(tiny, input_ids=tokens[:1, hidden:]), outputs(tiny, input_ids=tokens[1:])
+        padded = [outputs(tiny, input_ids=tokens * mask, attention_mask=mask, **way) for way in ways]
     finally:
         tiny.double()
     found = [part.flatten(0, 1) for y in padded for part in (y[:1, hidden:], y[1:])]
@@ -307,11 +307,11 @@ def _takes(tiny: TinyModel, name: str) -> bool:
 
 def _run(tiny: TinyModel, **changed: Any) -> torch.Tensor:
     """The result in float64, divided by its largest element."""
-    y = _outputs(tiny, **changed)
+    y = outputs(tiny, **changed)
     return y / _scale(y)
 
 
-def _outputs(tiny: TinyModel, **changed: Any) -> torch.Tensor:
+def outputs(tiny: TinyModel, **changed: Any) -> torch.Tensor:
     """The result in float64, without a cache. Given a mask, models see no new sequence at a gap."""
     if _takes(tiny, "attention_mask"):
         tokens = changed.get("input_ids", tiny.inputs["input_ids"])
@@ -323,15 +323,15 @@ def _outputs(tiny: TinyModel, **changed: Any) -> torch.Tensor:
 
 def _alike(noise: Noise, found: torch.Tensor, expected: torch.Tensor) -> tuple[bool, float, float]:
     """Whether two results are equal but for rounding, both divided by the largest element of the second."""
-    apart = _apart(found / _scale(expected), expected / _scale(expected))
-    return apart <= noise.allowed, apart, noise.allowed
+    difference = apart(found / _scale(expected), expected / _scale(expected))
+    return difference <= noise.allowed, difference, noise.allowed
 
 
 def _scale(y: torch.Tensor) -> torch.Tensor:
     return y[y.isfinite()].abs().max()
 
 
-def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
+def apart(one: torch.Tensor, other: torch.Tensor) -> float:
     """The largest difference; an element that only one result has finite counts as infinitely far."""
     both = torch.stack((one.double(), other.double()))
     if (both[0].isfinite() != both[1].isfinite()).any():

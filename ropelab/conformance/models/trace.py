@@ -150,7 +150,7 @@ def _rotation(frame: FrameType, tensors: dict[str, torch.Tensor], returned: Any)
             n for n, x in tensors.items() if x.shape == y.shape and x.is_floating_point() and n not in rotated
         )
         for name in candidates:
-            found = _measured(tensors[name], y)
+            found = rotation_of(tensors[name], y)
             if found is not None:
                 measured = measured or found
                 rotated.append(name)
@@ -203,7 +203,7 @@ def _replayed(frame: FrameType, given: dict[str, Any]) -> Callable[[dict[str, An
     return again
 
 
-def _measured(x: torch.Tensor, y: torch.Tensor) -> tuple[str, str, int, float] | None:
+def rotation_of(x: torch.Tensor, y: torch.Tensor) -> tuple[str, str, int, float] | None:
     """(layout, out_layout, rotary_dim, factor) if ``y`` is a rotation of ``x`` in pairs of features."""
     features = x.shape[-1]
     if x.numel() == 0 or features % 2 or x is y:

@@ -1,0 +1,215 @@
+"""Compare the features that turn in each layer of a model with those of a new model of its class in Transformers.
+
+The queries and keys of the products that make scores are watched, so that a model may rotate in any function. All
+tokens of a sequence get one position: 0, and then another. The distances between tokens are 0 in both calls, so the
+layers read the same, and only the rotation changes queries and keys.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ropelab.conformance.models.attention_laws import SHIFT, ModelResult, Noise, NotOffered, apart, gap, outputs
+from ropelab.conformance.models.factory import TinyModel
+from ropelab.conformance.models.layers import Recorder, recorded
+from ropelab.conformance.models.trace import rotation_of, rotations
+
+STATEMENT = (
+    "Each layer turns the features that the model's class in Transformers turns, in the same pairs, by the same angles."
+)
+CHANGED = 1e-5
+"""A feature turns if it changes by more than this part of the largest element. Tables in float32 have errors of 1e-6
+at the positions of this file."""
+Scored = dict[int, tuple[torch.Tensor, torch.Tensor]]
+"""The number of a layer -> its queries ``[B, H, S, D]`` and keys ``[B, Hk, S, D]``."""
+
+
+@dataclass(frozen=True)
+class Turning:
+    """The features of queries or keys that turn in a layer.
+
+    Attributes:
+        features: their numbers.
+        layout: how they are paired; empty if they turn in no known pairs.
+    """
+
+    features: tuple[int, ...]
+    layout: str
+
+    def __str__(self) -> str:
+        return f"{self.features[0]} to {self.features[-1]}" if self.features else "none"
+
+
+def turning(tiny: TinyModel) -> dict[tuple[int, str], Turning]:
+    """The features of ``"q"`` and ``"k"`` that turn in each layer of a model in float64, whose scores can be seen.
+
+    Raises:
+        NotOffered: no product of queries and keys is seen.
+    """
+    zeros = torch.zeros_like(tiny.inputs["input_ids"])
+    before, after = scored(tiny, zeros), scored(tiny, zeros + SHIFT)
+    return {
+        (layer, name): _turning(x, y)
+        for layer in before
+        for name, x, y in zip("qk", before[layer], after.get(layer, before[layer]), strict=True)
+    }
+
+
+def turns(tiny: TinyModel) -> bool:
+    """Whether a feature of queries or keys turns in a layer of a model in float64, as far as its scores can be seen."""
+    try:
+        with torch.no_grad():
+            return any(one.features for one in turning(tiny).values())
+    except Exception:  # the model does not take these calls
+        return False
+
+
+def turns_as_its_class(tiny: TinyModel) -> ModelResult:
+    """Hold a model in float64 to `STATEMENT`; equal scores for equal weights prove it.
+
+    Scores that differ without a rotation as well, while the same features turn, are no evidence: the law does not apply.
+    """
+    name = "turns_as_its_class"
+    try:
+        with torch.no_grad():
+            holds, difference, allowed, message = _held(tiny)
+    except NotOffered as reason:
+        return ModelResult(name, STATEMENT, "not applicable", message=str(reason))
+    except Exception as error:  # the class or the model does not take these calls
+        words = (str(error).strip().splitlines() or [""])[0][:120]
+        return ModelResult(name, STATEMENT, "not applicable", message=f"{type(error).__name__}: {words}")
+    return ModelResult(name, STATEMENT, "pass" if holds else "fail", difference, allowed, message)
+
+
+def _held(tiny: TinyModel) -> tuple[bool, float, float, str]:
+    if not tiny.takes_tokens:
+        raise NotOffered("the model takes no tokens")
+    own = _of_its_class(tiny)
+    at = torch.arange(tiny.inputs["input_ids"].shape[1]).expand_as(tiny.inputs["input_ids"])
+    scores, wide, moved = _scores(tiny, at), _scores(own, at), _scores(own, gap(at))
+    narrow = _scores(own.single(), at)
+    own.double()
+    allowed = Noise(_apart(wide, narrow), _apart(wide, moved), at.shape[1] + SHIFT).allowed
+    difference = _apart(wide, scores)
+    if difference <= allowed:
+        return True, difference, allowed, ""
+    if message := _turning_apart(tiny, own) or _pairs_apart(tiny, own, allowed):
+        return False, difference, allowed, message
+    if _apart(_scores(own, 0 * at), _scores(tiny, 0 * at)) <= allowed:
+        told = "scores are those of the class where all positions are 0, and others where tokens have their own"
+        return False, difference, allowed, told
+    raise NotOffered("its scores are not those of the class, but the same features turn in the same pairs")
+
+
+def _turning_apart(tiny: TinyModel, own: TinyModel) -> str:
+    found, meant = turning(tiny), turning(own)
+    for (layer, name), right in meant.items():
+        one = found[layer, name]
+        if one.features != right.features:
+            return f"layer {layer}, {name}: features {one} turn, in place of {right}"
+        if one.layout != right.layout and one.layout and right.layout:
+            return f"layer {layer}, {name}: features are paired as {one.layout} in place of {right.layout}"
+    return ""
+
+
+def _pairs_apart(tiny: TinyModel, own: TinyModel, allowed: float) -> str:
+    """Which functions pair other features, in words; a new order of features is seen at position 0 as well."""
+    zeros = torch.zeros_like(tiny.inputs["input_ids"])
+    ones, others = scored(tiny, zeros), scored(own, zeros)
+    found, meant = _pairs(tiny), _pairs(own)
+    for layer, right in meant.items():
+        wrong = [pairs for pairs in found.get(layer, []) if pairs not in right]
+        names = [n for n, x, y in zip("qk", ones[layer], others[layer], strict=True)
+                 if x.shape != y.shape or apart(x, y) > allowed * float(y.abs().max())]  # fmt: skip
+        if wrong and names:
+            return f"layer {layer}, {' and '.join(names)}: features are paired as {wrong[0]} in place of {right[0]}"
+    return ""
+
+
+def _pairs(tiny: TinyModel) -> dict[int, list[str]]:
+    """The pairs of the functions that rotate in each layer, before and after the rotation."""
+    found: dict[int, list[str]] = {}
+    with recorded(tiny.model) as recorder:
+        for one in rotations(lambda: outputs(tiny), lambda: recorder.layer):
+            for turn in one.turns:
+                pairs = turn.layout if turn.layout == turn.out_layout else f"{turn.layout}, then {turn.out_layout}"
+                if turn.layer is not None:
+                    found.setdefault(turn.layer, []).append(pairs)
+    return found
+
+
+def _of_its_class(tiny: TinyModel) -> TinyModel:
+    """A new model of the class in Transformers, with the same configuration and weights, in float64."""
+    kind: Any = next((k for k in type(tiny.model).__mro__ if k.__module__.startswith("transformers.models.")), None)
+    if kind is None:
+        raise NotOffered("its class is not one of Transformers")
+    model = kind(copy.deepcopy(tiny.model.config)).eval()
+    try:
+        model.load_state_dict(tiny.model.state_dict())
+    except RuntimeError as error:
+        raise NotOffered("its weights are not those of its class in Transformers") from error
+    return TinyModel(tiny.architecture, model, tiny.inputs).double()
+
+
+def scored(tiny: TinyModel, at: torch.Tensor) -> Scored:
+    """The queries and keys of each layer at positions ``[B, S]``.
+
+    Raises:
+        NotOffered: no product of queries and keys is seen.
+    """
+    with recorded(tiny.model) as recorder, _Products(recorder, at.shape[-1]) as products:
+        outputs(tiny, position_ids=at)
+    if not products.found:
+        raise NotOffered("no product of queries and keys is seen")
+    return products.found
+
+
+def _scores(tiny: TinyModel, at: torch.Tensor) -> dict[int, torch.Tensor]:
+    """The scores ``[B, H, S, S]`` of each layer, divided by the largest."""
+    products = {
+        layer: q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT for layer, (q, k) in scored(tiny, at).items()
+    }
+    return {layer: scores / scores.abs().max() for layer, scores in products.items()}
+
+
+def _apart(ones: dict[int, torch.Tensor], others: dict[int, torch.Tensor]) -> float:
+    if {layer: x.shape for layer, x in ones.items()} != {layer: x.shape for layer, x in others.items()}:
+        raise NotOffered("its scores have other shapes than those of its class in Transformers")
+    return max(apart(x, others[layer]) for layer, x in ones.items())
+
+
+def _turning(before: torch.Tensor, after: torch.Tensor) -> Turning:
+    changed = (before - after).abs().flatten(0, -2).amax(0) > CHANGED * before.abs().max()
+    features = tuple(changed.nonzero().flatten().tolist())
+    if not features:
+        return Turning((), "")
+    part = slice(features[0], features[-1] + 1)
+    known = rotation_of(before[..., part], after[..., part])
+    return Turning(features, known[0] if known else "")
+
+
+class _Products(TorchFunctionMode):
+    """Keeps the first product of queries and keys in each layer: scores have a row and a column for each token."""
+
+    def __init__(self, recorder: Recorder, tokens: int) -> None:
+        super().__init__()
+        self.found: Scored = {}
+        self._recorder, self._tokens = recorder, tokens
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        layer = self._recorder.layer
+        if layer is not None and layer not in self.found and len(args) > 1 and func in _SCORING:
+            q, k = args[0], args[1] if func is torch.nn.functional.scaled_dot_product_attention else args[1].mT
+            if q.ndim == k.ndim == 4 and q.shape[2] == k.shape[2] == self._tokens and q.shape[-1] == k.shape[-1]:
+                self.found[layer] = q.detach().double(), k.detach().double()
+        return func(*args, **(kwargs or {}))
+
+
+_SCORING = (
+    torch.nn.functional.scaled_dot_product_attention, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__,
+)  # fmt: skip
