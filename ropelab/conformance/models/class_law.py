@@ -72,7 +72,7 @@ def turns(tiny: TinyModel) -> bool:
 def turns_as_its_class(tiny: TinyModel) -> ModelResult:
     """Hold a model in float64 to `STATEMENT`; equal scores for equal weights prove it.
 
-    Scores that differ without a rotation as well, while the same features turn, are no evidence: the law does not apply.
+    Scores that differ without a rotation as well are no evidence while the same features turn: the law does not apply.
     """
     name = "turns_as_its_class"
     try:
@@ -111,7 +111,8 @@ def _turning_apart(tiny: TinyModel, own: TinyModel) -> str:
     for (layer, name), right in meant.items():
         one = found[layer, name]
         if one.features != right.features:
-            return f"layer {layer}, {name}: features {one} turn, in place of {right}"
+            features = f"features {one}" if one.features else "no features"
+            return f"layer {layer}, {name}: {features} turn, in place of {right}"
         if one.layout != right.layout and one.layout and right.layout:
             return f"layer {layer}, {name}: features are paired as {one.layout} in place of {right.layout}"
     return ""
