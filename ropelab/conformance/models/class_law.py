@@ -1,4 +1,4 @@
-"""Compare the features that turn in each layer of a model with those of a new model of its class in Transformers.
+"""Compare the features that turn in each layer of a model with what a new model of its class in Transformers turns.
 
 The queries and keys of the products that make scores are watched, so that a model may rotate in any function. All
 tokens of a sequence get one position: 0, and then another. The distances between tokens are 0 in both calls, so the
@@ -8,6 +8,7 @@ layers read the same, and only the rotation changes queries and keys.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,11 +125,12 @@ def _pairs_apart(tiny: TinyModel, own: TinyModel, allowed: float) -> str:
     ones, others = scored(tiny, zeros), scored(own, zeros)
     found, meant = _pairs(tiny), _pairs(own)
     for layer, right in meant.items():
-        wrong = [pairs for pairs in found.get(layer, []) if pairs not in right]
+        one, other = Counter(found.get(layer, ())), Counter(right)
+        wrong, missing = list(one - other), list(other - one)
         names = [n for n, x, y in zip("qk", ones[layer], others[layer], strict=True)
                  if x.shape != y.shape or apart(x, y) > allowed * float(y.abs().max())]  # fmt: skip
-        if wrong and names:
-            return f"layer {layer}, {' and '.join(names)}: features are paired as {wrong[0]} in place of {right[0]}"
+        if wrong and missing and names:
+            return f"layer {layer}, {' and '.join(names)}: features are paired as {wrong[0]} in place of {missing[0]}"
     return ""
 
 
