@@ -200,6 +200,19 @@ def test_equal_numbers_are_no_difference():
     assert not [words for words in str(found).split(", ") if words.partition(" in place of ")[0] == words[-8:]]
 
 
+@pytest.mark.parametrize("rows", [1, -1, 7])
+def test_rows_that_begin_at_another_position_are_named(rows):
+    angles = (torch.arange(4096)[:, None] + rows).double() * inverse().double()
+    found = verify_config(configured(PLAIN | {"rope_theta": 1e4}), (angles.cos().float(), angles.sin().float()))
+    assert f"position p has the angles of position p {'+-'[rows < 0]} {abs(rows)}" in str(found)
+
+
+def test_heads_of_the_hidden_size_are_named():
+    config = configured(PLAIN | {"rope_theta": 1e4}, hidden_size=480, num_attention_heads=6, head_dim=64)
+    (finding,) = verify_config(config, inverse(dim=80)).findings
+    assert finding.key == "head_dim" and "is hidden_size / num_attention_heads = 80, in place of 64" in finding.words
+
+
 @pytest.mark.parametrize("report", REPORTED)
 def test_the_right_reading_is_silent(report):
     config = REPORTED[report][0]

@@ -109,7 +109,7 @@ class Stated:
 def readings(stated: Stated) -> Iterator[Reading]:
     """Yield wrong readings, the likeliest first. Readings that no rotation has are left out."""
     right = Reading.of(stated.rope())
-    for make in (_layers, _ignored, _exchanged, _partial, _lengths, _replaced, _twice, _ramps, _sections, _alike):
+    for make in MISREAD:
         for key, words, rope in make(stated):
             try:
                 yield Reading.of(rope(), key, words)
@@ -180,6 +180,14 @@ def _exchanged(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
         read = dict(stated.parameters, **{TRAINED: stated.settings[LONGEST]})
         words = f"is ignored: {LONGEST} takes its place"
         yield TRAINED, words, partial(stated.rope, read, dict(stated.settings, **{TRAINED: None}))
+
+
+def _head_dim(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
+    width, heads = (stated.settings.get(name) or 0 for name in ("hidden_size", "num_attention_heads"))
+    head_dim = stated.settings.get("head_dim")
+    if head_dim and heads and width % heads == 0 and width // heads != head_dim:
+        words = f"is ignored: it is hidden_size / num_attention_heads = {width // heads}, in place of {head_dim}"
+        yield "head_dim", words, partial(stated.rope, settings=dict(stated.settings, head_dim=None))
 
 
 def _partial(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
@@ -384,6 +392,10 @@ def _alike(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
             for value in (4, 8, 16, 64, 2, 1, 32):
                 read = dict(stated.parameters, **{key: value})
                 yield key, f"is {value}, in place of its default", partial(stated.rope, read)
+
+
+MISREAD = (_layers, _ignored, _exchanged, _head_dim, _partial, _lengths, _replaced, _twice, _ramps, _sections, _alike)
+"""The functions that change keys, the likeliest first; each yields a key, what happens to it and a rotation."""
 
 
 def _magnitudes(stated: Stated, right: Reading) -> Iterator[Reading]:

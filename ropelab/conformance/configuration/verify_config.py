@@ -301,7 +301,7 @@ class Measure:
         if not self.fits(right, size=False):
             turned = [one for one in known if self.fits(one, size=False)]
             found.append(self._finding(turned or [self._recovered(right)], right, kind, size=False))
-        if not self.fits(right, turn=False):
+        if len(right.theta) == self.cos.shape[1] and not self.fits(right, turn=False):
             sized = [one for one in known if self.fits(one, turn=False)]
             factor = float(np.median(np.hypot(self.cos, self.sin)))
             sizes = np.hypot(self.cos, self.sin)
@@ -349,6 +349,10 @@ class Measure:
         for reading in self._solved(theta, right):
             if self.fits(reading, size=False):
                 return reading
+        slow = int(np.argmin(abs(theta - 1e-3)))  # within half a turn, and far above the rounding
+        rows = round(float(start[slow] / theta[slow])) if theta[slow] else 0
+        if rows and replace(self, at=self.at + rows).fits(right, size=False):
+            return replace(right, key="", words=f"position p has the angles of position p {'+-'[rows < 0]} {abs(rows)}")
         ratio = theta / np.where(right.theta == 0, np.inf, right.theta)
         wrong = np.flatnonzero(abs(ratio - 1) > 1e-5)
         if np.ptp(ratio) < 1e-4 * abs(np.median(ratio)):
