@@ -176,3 +176,18 @@ def test_the_version_of_triton_that_a_record_names(noted, monkeypatch):
     assert set(staleness.stale_launches(about)) == set(noted)
     monkeypatch.setattr(other_triton, "at_hand", lambda version: False)
     assert set(staleness.stale_launches(about | {"triton_launches": noted})) == set(noted)
+
+
+def test_an_answer_is_kept_where_files_can_be_written(tmp_path, monkeypatch):
+    """The second process to ask reads the file; a changed question, or a folder that takes no file, compiles again."""
+    ran = []
+    done = SimpleNamespace(stdout='a line before\n["a"]\n')
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: ran.append(1) or done)
+    (tmp_path / "file").touch()
+    asked = other_triton._compiled.__wrapped__
+    for kept, times in ((tmp_path / "kept", 1), (tmp_path / "file" / "kept", 2)):
+        monkeypatch.setattr(other_triton, "KEPT", kept)
+        ran.clear()
+        assert asked("[[1], {}]", "0.0.0") == asked("[[1], {}]", "0.0.0") == ("a",)
+        assert len(ran) == times
+    assert asked("[[2], {}]", "0.0.0") == ("a",) and len(ran) == 3

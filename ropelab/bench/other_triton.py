@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 from ropelab.bench.code_hash import code_hash
 
 ROOT = Path(__file__).resolve().parents[2]
+KEPT = ROOT / "build" / "compiled"
+"""The folder of the answers of `code_hashes`; a change of kernels, benchmarks or versions gives them other names."""
 NEWEST = "3.9.0"
 """The newest version for which a test compiles the kernels; a plain ``pip install`` brings it."""
 SECONDS = 240
@@ -52,7 +55,7 @@ def _compiled(question: str, version: str) -> tuple[str, ...]:
 
     code = code_hash([*(ROOT / "kernels").glob("*.py"), *Path(__file__).parent.glob("*.py")], ROOT)
     asked = json.dumps([question, version, code, torch.__version__, sys.version])
-    kept = ROOT / "build" / "compiled" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
+    kept = KEPT / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
     if kept.exists():
         return tuple(json.loads(kept.read_text()))
     folders = os.pathsep.join(map(str, (folder(version), ROOT)))
@@ -65,10 +68,11 @@ def _compiled(question: str, version: str) -> tuple[str, ...]:
     except subprocess.TimeoutExpired:
         return ("",) * len(json.loads(question)[0])
     answer = done.stdout.splitlines()[-1]
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    new = kept.with_suffix(f".{os.getpid()}")
-    new.write_text(answer)
-    new.replace(kept)  # replaced at once, because another process may be reading it
+    with suppress(OSError):  # a checkout that cannot be written keeps nothing
+        KEPT.mkdir(parents=True, exist_ok=True)
+        new = kept.with_suffix(f".{os.getpid()}")
+        new.write_text(answer)
+        new.replace(kept)  # replaced at once, because another process may be reading it
     return tuple(json.loads(answer))
 
 
