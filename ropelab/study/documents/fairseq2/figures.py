@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.study.documents.fairseq2 import findings
-from ropelab.study.documents.fairseq2.evidence import IMPLEMENTATIONS, log, ratios, summary
+from ropelab.study.documents.fairseq2.evidence import IMPLEMENTATIONS, log, ratios
 from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.plots.panels import facet, grid
@@ -90,18 +90,9 @@ def published_ratios(timings: pd.DataFrame, footer: str = "") -> Figure:
     """The document's ratios of each cell beside the ratios measured here, for each mode and ratio."""
     stated = ratios(log(), "ms")
     here = ratios(drawing.timed(timings)[[*_CELL, "contender", "median_us"]], "median_us")
-    forward = here[here.direction == "forward"].groupby(["mode", "ratio"]).times.mean()
-    printed = summary().set_index(["mode", "ratio"]).printed
-    title = "RRE's time over RE's time. The mean of the cells, forward here (printed in the document): " + "; ".join(
-        f"{mode} " + ", ".join(
-            f"{impl} {forward[mode, impl]:.2f} ({printed[mode, impl]:.2f})"
-            for impl in ("llama", "reference") if (mode, impl) in forward
-        )
-        for mode in MODES
-    )  # fmt: skip
     stated = stated.assign(direction=_STATED)
     every = pd.concat([stated, here.assign(direction="here, " + here.direction)])
-    sheet = grid(1, 2, (6.2, 4.0), title, footer)
+    sheet = grid(1, 2, (6.2, 4.0), "RRE's time over RE's time, published and measured", footer)
     spread = np.random.default_rng(0)
     for ax, mode in zip(sheet.axes[0], MODES, strict=True):
         _cloud(ax, every[every["mode"] == mode], "ratio", _RATIO_LABELS, spread, size=9)
@@ -116,13 +107,13 @@ def by_compiling(timings: pd.DataFrame, footer: str = "") -> Figure:
     here = here.assign(direction="here, " + here.direction)
     means = {d: rows.groupby("contender").times.mean() for d, rows in pd.concat([stated, here]).groupby("direction")}
     native = {"published": _STATED, "here, forward": "here, forward"}
-    title = "Compiled over eager. RE llama takes " + " and ".join(
+    title = "Compiled, RE llama takes " + " and ".join(
         f"{means[d]['RE llama']:.2f} ({name})" for name, d in native.items() if "RE llama" in means.get(d, ())
     )
     title += " times as long as eager"
     others = means.get("here, forward", pd.Series(dtype=float)).drop("RE llama", errors="ignore")
     if len(others):
-        title += f"; the others here {drawing.value_range(others, '.2f')} times"
+        title += f". The others take {drawing.value_range(others, '.2f')} times as long here, forward"
     sheet = grid(1, 1, (9.5, 3.8), title, footer)
     names = dict(zip(IMPLEMENTATIONS, IMPLEMENTATIONS, strict=True))
     _cloud(sheet.axes[0, 0], pd.concat([stated, here]), "contender", names, np.random.default_rng(0))
@@ -155,12 +146,11 @@ def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
     compiled = forward[(forward["mode"] == "compiled") & forward.contender.isin(IMPLEMENTATIONS)].peak
     first = shown.iloc[0]
     title = (
-        f"Peak memory of a forward in {first['dtype']} at B{first.batch} S{first.seq_len:,} E{first.encoding_dim:,}. "
+        f"Compiled calls peak at {drawing.value_range(compiled, '.1f')} times the result, eager calls at "
+        f"{drawing.value_range(forward[forward['mode'] == 'eager'].peak, '.1f')}, ropelab's kernel at "
+        f"{drawing.value_range(forward[forward['mode'] == 'kernel'].peak, '.1f')}. A forward in {first['dtype']} at "
+        f"B{first.batch} S{first.seq_len:,} E{first.encoding_dim:,}"
     )
-    title += "Compiled calls peak at "
-    title += f"{drawing.value_range(compiled, '.1f')} times the result, eager calls at "
-    title += f"{drawing.value_range(forward[forward['mode'] == 'eager'].peak, '.1f')}, ropelab's kernel at "
-    title += drawing.value_range(forward[forward["mode"] == "kernel"].peak, ".1f")
     place = marks.places(forward.sort_values(["contender", "mode"], ascending=[True, False]).label)
     panels = grid(1, 1, (9.0, 0.36 * len(place) + 1.0), title, footer)
     ax = panels.axes[0, 0]
