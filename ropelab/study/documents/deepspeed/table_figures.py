@@ -40,23 +40,9 @@ def document_table(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str = "") -> Figure:
     """The document's speed-ups of torchembed's kernel beside the speed-ups measured here, forward."""
-    times = drawing.timed(frame)
-    times = times[times.direction == "forward"]
-    wide = times.pivot_table(index=["seq_len", "dtype"], columns="contender", values="median_us").reset_index()
-    baselines = [name for name in _BASELINES if name in wide]
-    measured = [name for name in ("torchembed", OURS) if name in wide]
-    series, phrases = {}, []
-    for baseline in baselines:
-        stated = published.set_index("seq_len")
-        stated = stated[f"{baseline}_ms"] / stated.triton_ms
-        rows = {_PUBLISHED_LABEL: stated}
-        for (dtype, cells), name in product(wide.set_index("seq_len").groupby("dtype"), measured):
-            rows[f"{name} here, {dtype}"] = cells[baseline] / cells[name]
-        series[baseline] = pd.DataFrame(rows)
-        here = series[baseline].filter(like="torchembed here").stack()
-        ratio = f"{drawing.value_range(here, '.1f')}x" if len(here) else "not measured"
-        phrases.append(f"{ratio} over {_BASELINES[baseline]} (published {drawing.value_range(stated, '.1f')}x)")
-    title = "The published speed-ups, measured again. The forward of torchembed's kernel is " + ", ".join(phrases)
+    series = _speedups(frame, published)
+    baselines = list(series)
+    title = "The published speed-ups, measured again"
     panels = grid(1, max(1, len(baselines)), (5.2, 3.8), title, footer, sharey=True)
     for ax, baseline in zip(panels.axes[0], baselines, strict=True):
         table = series[baseline].sort_index()
@@ -71,6 +57,33 @@ def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str
         ax.set(title=f"over {_BASELINES[baseline]}", xlim=(-0.5, len(place) - 0.5))
         ax.set_ylim(bottom=0)
     return panels.finish("sequence length (tokens)", "speed-up (times)", legend=3, size=7)
+
+
+def _speedups(frame: pd.DataFrame, published: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The speed-ups over each baseline of the record, by sequence length: published, and here by kernel and dtype."""
+    times = drawing.timed(frame)
+    times = times[times.direction == "forward"]
+    wide = times.pivot_table(index=["seq_len", "dtype"], columns="contender", values="median_us").reset_index()
+    stated = published.set_index("seq_len")
+    measured = [name for name in ("torchembed", OURS) if name in wide]
+    series = {}
+    for baseline in (name for name in _BASELINES if name in wide):
+        rows = {_PUBLISHED_LABEL: stated[f"{baseline}_ms"] / stated.triton_ms}
+        for (dtype, cells), name in product(wide.set_index("seq_len").groupby("dtype"), measured):
+            rows[f"{name} here, {dtype}"] = cells[baseline] / cells[name]
+        series[baseline] = pd.DataFrame(rows)
+    return series
+
+
+def speedups_sentence(frame: pd.DataFrame, published: pd.DataFrame | None = None) -> str:
+    """The speed of torchembed's kernel over each baseline, forward, here and as published."""
+    each = []
+    for baseline, table in _speedups(frame, pd.read_csv(PUBLISHED) if published is None else published).items():
+        here = table.filter(like="torchembed here").stack()
+        times = f"{drawing.value_range(here, '.1f')} times as fast as" if len(here) else "not measured over"
+        stated = drawing.value_range(table[_PUBLISHED_LABEL], ".1f")
+        each.append(f"{times} {_BASELINES[baseline]} (published {stated} times)")
+    return f"The forward of torchembed's kernel is {' and '.join(each)}."
 
 
 FIGURES = {
