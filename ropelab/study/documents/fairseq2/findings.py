@@ -125,8 +125,8 @@ def tables_sentence(equality: pd.DataFrame) -> str:
     far = tables.groupby(["first", "second"]).last()
     apart, exact = far.difference["RE", "RRE"], far.difference["kernel", "exact"]
     return (
-        f"Up to position {far.positions.max():,.0f} the tables of RE and RRE differ by up to {apart:.1e}. The tables of "
-        f"ropelab's kernel are exact to {exact:.0e}."
+        f"Up to position {far.positions.max():,.0f} the tables of RE and RRE differ by up to {apart:.1e}. "
+        f"The tables of ropelab's kernel are exact to {exact:.0e}."
     )
 
 
@@ -186,4 +186,4 @@ def warnings_sentence(compiled: pd.DataFrame, torch_version: str) -> str:
     """The warnings while compiling, in markdown."""
     heard = sorted({text for texts in compiled.warnings.dropna() for text in texts.split("; ")})
     said = "; ".join(f"*{text}*" for text in heard)
-    return f"torch {torch_version} warns while it compiles: {said}" if said else f"torch {torch_version} gives no warning."
+    return f"torch {torch_version} {f'warns while it compiles: {said}' if said else 'gives no warning.'}"

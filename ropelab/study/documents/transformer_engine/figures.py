@@ -71,8 +71,8 @@ def dead_blocks(kernels: pd.DataFrame, footer: str = "") -> Figure:
     off = (fit[OLD] / fit.fitted_us - 1).abs()
     title = (
         f"An empty block costs {ns.median():.2f} ns in each pass. Published, on an H100: "
-        f"{value_range(stated[stated.index >= 128], '.2f')} from 128 sequences on. This one number explains {len(fit)} cells within "
-        f"{off.max():.0%}, half of them within {off.median():.0%}"
+        f"{value_range(stated[stated.index >= 128], '.2f')} from 128 sequences on. This one number explains "
+        f"{len(fit)} cells within {off.max():.0%}, half of them within {off.median():.0%}"
     )
     panels = grid(1, 2, (5.6, 3.9), title, footer)
     beyond, each = panels.axes[0]
