@@ -59,13 +59,17 @@ def norms(head_dims: tuple[int, ...] = (64, 128, 256), rows: int = 128) -> pd.Da
 
 
 def largest_norm_error(head_dim: int, rows: int) -> tuple[int, float]:
-    """The size of a head, and the largest relative error of the kernel's norm of random heads in units of float32."""
+    """The size of a head, and the largest relative error of the kernel's norm of random heads in units of float32.
+
+    Args:
+        rows: the number of heads, a multiple of `HEADS`.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = 1 + torch.rand(1, rows, 1, head_dim, generator=torch.Generator().manual_seed(head_dim))
+    x = 1 + torch.rand(1, rows // HEADS, HEADS, head_dim, generator=torch.Generator().manual_seed(head_dim))
     x, weight = x.to(device), torch.ones(head_dim, device=device)
-    cos, sin = torch.ones(rows, head_dim // 2, device=device), torch.zeros(rows, head_dim // 2, device=device)
+    cos = torch.ones(rows // HEADS, head_dim // 2, device=device)
     with use_backend("triton"):
-        y, _ = ropelab.apply_qk_norm_rope(x, x, weight, weight, eps=0.0, cos=cos, sin=sin)
+        y, _ = ropelab.apply_qk_norm_rope(x, x[:, :, :1], weight, weight, eps=0.0, cos=cos, sin=torch.zeros_like(cos))
     right = rms_norm(exact(x), np.ones(head_dim, EXACT), 0.0)
     return head_dim, float(abs(exact(y) / right - 1).max()) / FLOAT32_UNIT
 
