@@ -34,7 +34,7 @@ FLOAT32 = Rounding.nearest(torch.float32)
 UNSTORED = Arithmetic(NO_ROUNDING, FLOAT32, NO_ROUNDING)
 KEPT = Arithmetic(NO_ROUNDING, FLOAT32, Rounding.nearest(torch.float16))
 """The roundings of k in float16, for tables that are given; the interpreter would cut bfloat16 off."""
-HEADS, HEAD_DIM, SIZE, ROWS, EPS, SCALE = 8, 64, 16, 4096, 1e-6, 0.37
+HEADS, HEAD_DIM, SIZE, ROWS, EPS, SCALE = 8, 64, 8, 4096, 1e-6, 0.37
 """Heads and their features, the slots of a block of the cache, the rows of the tables, and the given scale."""
 E4M3 = torch.float8_e4m3fn
 
