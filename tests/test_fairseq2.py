@@ -361,8 +361,7 @@ def test_figures_say_what_the_record_says():
     assert "at 0.45 to 0.50 of a copy" in copy
     ratios = findings.ratios_sentence(record)
     assert "eager pairs 5.00 (5.43)" in ratios and "compiled pairs 1.12 (1.12)" in ratios and "same side" in ratios
-    compiling = said(figures.by_compiling(record))
-    assert "1.87 (published) and 1.00 (here, forward)" in compiling
+    assert "native RE takes 1.00 (1.87) times as long as eager" in ratios
     memory = said(figures.memory_and_kernels(with_kernel(at_a_millisecond())))
     assert memory.startswith("Compiled calls peak at 2.0 times the result")
     assert "ropelab's kernel at 2.0. A forward in float32 at B4" in memory
@@ -371,7 +370,7 @@ def test_figures_say_what_the_record_says():
 def test_figures_of_a_record_with_failures():
     lost = "mode == 'compiled' and contender == 'RE reference'"
     record = change(with_kernel(of_two_shapes()), lost, status="failed: RuntimeError: no", median_us=float("nan"))
-    for draw in (figures.of_a_copy, figures.published_ratios, figures.by_compiling):
+    for draw in (figures.of_a_copy, figures.published_ratios):
         draw(record).draw_without_rendering()
     fig = figures.slowdowns(record, at_a_millisecond())
     fig.draw_without_rendering()

@@ -1,4 +1,4 @@
-"""Draw the table of DeepSpeed#8052: times at the document's shapes, and speed-ups beside the document's."""
+"""Draw the table of DeepSpeed#8052: speed-ups at the document's shapes beside the document's."""
 
 from itertools import product
 
@@ -7,9 +7,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.bench import records
-from ropelab.bench.copies import PREFIX
-from ropelab.study.plots import drawing, marks, ticks
-from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
+from ropelab.study.plots import drawing, marks
+from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.plots.panels import grid
 from ropelab.study.topics.performance.comparison import OURS
 
@@ -17,25 +16,6 @@ PUBLISHED = records.ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
 
 _BASELINES = {"eager": "the eager formula", "compile": "torch.compile"}
 _PUBLISHED_LABEL = "published (GB10)"
-
-
-def document_table(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The time of each contender over the time of the best copy, at the document's shapes."""
-    times = drawing.timed(frame)
-    found = times[~times.contender.str.startswith(PREFIX)]
-    found = found.assign(over=1 / found.fraction_of_copy)
-    place = marks.places(found.groupby("contender").over.median().sort_values().index)
-    panels = grid(1, 1, (9.0, 0.5 * len(place) + 1.2), "Times at the document's shapes", footer)
-    ax = panels.axes[0, 0]
-    shades = zip(found.groupby(["dtype", "direction"]), (0.24, 0.08, -0.08, -0.24), "osos", (0, 0, 1, 1), strict=False)
-    for ((dtype, direction), rows), shift, marker, color in shades:
-        look = {"marker": marker, "color": COLORBLIND[color], "markersize": 6, "alpha": 0.8}
-        marks.dots(ax, rows.over, place[rows.contender] + shift, look, label=f"{dtype}, {direction}")
-    marks.one(ax)
-    marks.rows(ax, place, place.index.map(CONTENDERS.label), left=0.9)
-    ax.set(xscale="log")
-    ticks.plain_log(ax.xaxis)
-    return panels.finish("time over the time of the best copy", legend=4, untimed=frame)
 
 
 def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str = "") -> Figure:
@@ -87,7 +67,6 @@ def speedups_sentence(frame: pd.DataFrame, published: pd.DataFrame | None = None
 
 
 FIGURES = {
-    "document_table": (("deepspeed_table",), document_table),
     "published_speedups": (
         ("deepspeed_table",),
         lambda frame, footer: published_speedups(frame, pd.read_csv(PUBLISHED), footer),

@@ -100,26 +100,6 @@ def published_ratios(timings: pd.DataFrame, footer: str = "") -> Figure:
     return sheet.finish(ylabel="RRE's time over RE's time", legend=3)
 
 
-def by_compiling(timings: pd.DataFrame, footer: str = "") -> Figure:
-    """The compiled time of each implementation over its eager time: published and measured."""
-    stated = _compiled_over_eager(log(), "ms").assign(direction=_STATED)
-    here = _compiled_over_eager(drawing.timed(timings), "median_us")
-    here = here.assign(direction="here, " + here.direction)
-    means = {d: rows.groupby("contender").times.mean() for d, rows in pd.concat([stated, here]).groupby("direction")}
-    native = {"published": _STATED, "here, forward": "here, forward"}
-    title = "Compiled, RE llama takes " + " and ".join(
-        f"{means[d]['RE llama']:.2f} ({name})" for name, d in native.items() if "RE llama" in means.get(d, ())
-    )
-    title += " times as long as eager"
-    others = means.get("here, forward", pd.Series(dtype=float)).drop("RE llama", errors="ignore")
-    if len(others):
-        title += f". The others take {drawing.value_range(others, '.2f')} times as long here, forward"
-    sheet = grid(1, 1, (9.5, 3.8), title, footer)
-    names = dict(zip(IMPLEMENTATIONS, IMPLEMENTATIONS, strict=True))
-    _cloud(sheet.axes[0, 0], pd.concat([stated, here]), "contender", names, np.random.default_rng(0))
-    return sheet.finish(ylabel="time compiled over time eager", legend=3)
-
-
 def _cloud(ax, frame: pd.DataFrame, column: str, names: dict[str, str], spread: np.random.Generator, **style) -> None:
     """Each cell's ``times`` by ``column``, published and here, with their means; ``spread`` moves points sideways."""
     for shift, (series, color) in zip((-0.25, 0, 0.25), _SERIES.items(), strict=True):
@@ -166,18 +146,10 @@ def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
     return panels.finish("peak memory of a forward over the size of its result", legend=6)
 
 
-def _compiled_over_eager(frame: pd.DataFrame, value: str) -> pd.DataFrame:
-    keys = [name for name in ("batch", "seq_len", "encoding_dim", "direction", "contender") if name in frame]
-    frame = frame[frame.contender.isin(IMPLEMENTATIONS)]
-    wide = frame.pivot_table(index=keys, columns="mode", values=value)
-    return (wide.compiled / wide.eager).rename("times").dropna().reset_index()
-
-
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "fairseq2_forward": (("fairseq2_grid", "fairseq2_inductor"), slowdowns),
     "fairseq2_of_a_copy": (("fairseq2_grid",), of_a_copy),
     "fairseq2_ratios": (("fairseq2_grid",), published_ratios),
-    "fairseq2_compiling": (("fairseq2_grid",), by_compiling),
     "fairseq2_memory": (("fairseq2_inductor",), memory_and_kernels),
 }
 """The name of a figure -> the studies, and the function that draws their tables with a footer."""

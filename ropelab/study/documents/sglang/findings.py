@@ -6,16 +6,10 @@ from functools import partial
 
 import pandas as pd
 
-from ropelab.bench.rows import is_right, timed
+from ropelab.bench.rows import timed
 from ropelab.study.documents.sglang import evidence, measure
 from ropelab.study.documents.sglang.contenders import FLASH_FULL, OURS, OURS_CACHE
-from ropelab.study.documents.sglang.kernel_contenders import (
-    FIRST_KERNEL,
-    JUST_IN_TIME,
-    JUST_IN_TIME_CAST,
-    LAST_KERNEL,
-    THIRD_KERNEL,
-)
+from ropelab.study.documents.sglang.kernel_contenders import LAST_KERNEL, THIRD_KERNEL
 from ropelab.study.documents.sglang.steps import (
     NAMES,
     PUBLISHED,
@@ -116,28 +110,6 @@ def vector_widths(widths: pd.DataFrame) -> str:
     )
 
 
-def head_sizes(sizes: pd.DataFrame) -> str:
-    ours = sizes[(sizes.contender == OURS) & is_right(sizes)]
-    return (
-        f"ropelab rotates heads of {ours.head_dim.nunique()} sizes, {value_range(ours.head_dim, 'd')} features, at "
-        f"{value_range(ours.fraction_of_copy)} of a copy."
-    )
-
-
-def diffusion(frame: pd.DataFrame) -> str:
-    shape = ["cell", "seq_len", "q_heads"]
-    table = timed(frame).pivot_table(index=shape, columns="contender", values="median_us", sort=False)
-    each = [
-        f"{cell if cell[0].isalpha() else 'A model'} has {tokens:,} tokens of {heads} heads: ropelab takes "
-        f"{row[OURS]:.1f} µs, the first version {row[FIRST_KERNEL]:.1f}, and the last version {row[LAST_KERNEL]:.1f}."
-        for (cell, tokens, heads), row in table.iterrows()
-    ]
-    return (
-        f"Diffusion models, in place. {' '.join(each)} A call that first converts the tables of the "
-        f"{JUST_IN_TIME} takes {value_range(table[JUST_IN_TIME_CAST] / table[JUST_IN_TIME])} times as long."
-    )
-
-
 def share_of_image(kernel: pd.DataFrame, baseline_ms: float) -> str:
     """The sentence on the most that the rotation can save of an image that takes ``baseline_ms``.
 
@@ -168,8 +140,6 @@ SENTENCES: engine.Sentences = {
     "grids": (("sglang_protocols", "sglang_second_grid"), grids),
     "low_tokens": (("sglang_low_tokens",), low_tokens),
     "vector_widths": (("sglang_vector_widths",), vector_widths),
-    "head_sizes": (("sglang_head_sizes",), head_sizes),
-    "diffusion": (("sglang_diffusion",), diffusion),
     "end_to_end": ((), end_to_end),
 }
 

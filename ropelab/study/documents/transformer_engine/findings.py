@@ -181,12 +181,6 @@ def layer_times(layer: pd.DataFrame) -> pd.DataFrame:
     return spans.assign(ms=ms).pivot(index="n_seqs", columns="contender", values="ms").reset_index()
 
 
-def same_bits_sentence(kernels: pd.DataFrame) -> str:
-    """The cells of full size in which both grids give the same bits."""
-    full = kernels.query("step == @GIVEN").same_bits.dropna().astype(str)
-    return f"Cells of `te_kernels` (full size) with the same bits: {(full == 'True').sum()} of {len(full)}."
-
-
 def sum_effects(kernels: pd.DataFrame) -> pd.DataFrame:
     """The effect of the document's ``out.sum()``, and of a backward from its gradient, on the times in table B.
 
@@ -270,15 +264,11 @@ def table_b_counts(kernels: pd.DataFrame) -> str:
     )
 
 
-def own_length(kernels: pd.DataFrame) -> pd.Series:
-    """The old grid's time over the new grid's, by number of equal sequences, with a table as long as a sequence."""
-    table = times(kernels).query("part == 'freqs_len' and kind == 'balanced' and freqs_len == longest")
-    return (table[OLD] / table[NEW]).set_axis(table.n_seqs).dropna().sort_index()
-
-
 def own_length_counts(kernels: pd.DataFrame) -> str:
-    """The sentence on equal sequences whose table has their own length; "" without such cells."""
-    each = (f"{ratio:.2f} for {n:,} sequences" for n, ratio in own_length(kernels).items())
+    """Both grids for equal sequences whose table is as long as a sequence; "" without such cells."""
+    table = times(kernels).query("part == 'freqs_len' and kind == 'balanced' and freqs_len == longest")
+    table = table.assign(ratio=table[OLD] / table[NEW]).dropna(subset="ratio").sort_values("n_seqs")
+    each = (f"{row.ratio:.2f} for {row.n_seqs:,} sequences" for row in table.itertuples())
     said = followed("With a table of the sequences' own length, the old grid's time over the new grid's is ", each)
     return said and said + "."
 
@@ -337,11 +327,10 @@ def layer_counts(layer: pd.DataFrame) -> str:
 def _added(layer: pd.DataFrame) -> str:
     """How much shorter the layer is without a rotation than with ropelab; "" where one was not timed."""
     ours = shares(layer).query("contender == 'ropelab'").dropna()
-    if ours.empty:
-        return ""
-    said = f"Without a rotation the layer is {value_range(100 * ours.added, '.1f')} % shorter than with ropelab"
-    unexplained = "; q and k alone do not explain so much, and the record does not tell what does"
-    return f"{said}{unexplained if (ours.added > ours.share).all() else ''}."
+    more = "; q and k alone do not explain so much, and the record does not tell what does"
+    more = more if (ours.added > ours.share).all() else ""
+    said = f"Without a rotation the layer is {value_range(100 * ours.added, '.1f')} % shorter than with ropelab{more}."
+    return said if len(ours) else ""
 
 
 def _beside_the_new_grid(layer: pd.DataFrame) -> str:
