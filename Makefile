@@ -141,7 +141,8 @@ existing-environment:
 	@'$(PYTHON)' -P ropelab/study/doctor.py $(NEEDS)
 
 # Comparison packages are welcome, never required: the study lists a missing one as not run. With PYTHON they come to
-# build/peers as well, and nothing comes into that environment. The file is run by its path, because
+# build/peers as well, and nothing comes into that environment. The files are run by their paths, because
 # `-m ropelab.bench.fetch_peers` would import torch, which takes longer than all else where nothing is missing.
 peers: $(READY) ## fetch the published code that the study compares with, as far as it can be had
 	@'$(RUN)' -P ropelab/bench/fetch_peers.py $(LARGE_OR_NOT)
+	@'$(RUN)' -P ropelab/bench/compile_peers.py
