@@ -83,8 +83,10 @@ check: $(READY) ## ruff's rules and format, and the types of the library, in a m
 	$(HERE) '$(RUN)' -m mypy
 
 memcheck: NEEDS := study test
-memcheck: $(READY) ## the kernels under compute-sanitizer: nothing out of bounds (needs a GPU and CUDA's tools)
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(HERE) compute-sanitizer --tool memcheck --error-exitcode 1 '$(RUN)' tests/memcheck.py
+memcheck: $(READY) ## every kernel under compute-sanitizer: bounds, races, reads before writes (GPU and CUDA's tools)
+	for tool in memcheck racecheck initcheck; do \
+	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(HERE) \
+	    compute-sanitizer --tool $$tool --error-exitcode 1 '$(RUN)' -m tests.memcheck || exit 1; done
 
 plugins: NEEDS :=
 plugins: $(READY) ## hold the plugins to the classes of vLLM and SGLang, and say which of them this environment lacks
