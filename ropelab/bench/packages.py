@@ -23,11 +23,12 @@ from unittest import mock
 import torch
 
 from ropelab.bench import fetch_peers
+from ropelab.bench.unavailable import Unavailable
 
 PEERS = Path(__file__).resolve().parents[2] / "build" / "peers"
 
 
-class NotInstalled(ImportError):
+class NotInstalled(Unavailable, ImportError):
     """The package, or the requested version of the package, is not installed."""
 
 
