@@ -15,8 +15,12 @@
 
 namespace at {
 enum class ScalarType : int { Half = 5, Float = 6, Double = 7, BFloat16 = 15 };
-struct Half {};
-struct BFloat16 {};
+struct Half {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
 
 namespace cuda {
 inline cudaStream_t current = nullptr;
