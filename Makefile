@@ -83,8 +83,10 @@ check: $(READY) ## ruff's rules and format, and the types of the library, in a m
 	$(HERE) '$(RUN)' -m mypy
 
 memcheck: NEEDS := study test
-memcheck: $(READY) ## the kernels under compute-sanitizer: nothing out of bounds (needs a GPU and CUDA's tools)
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(HERE) compute-sanitizer --tool memcheck --error-exitcode 1 '$(RUN)' tests/memcheck.py
+memcheck: $(READY) ## every kernel under compute-sanitizer: bounds, races, reads before writes (GPU and CUDA's tools)
+	for tool in memcheck racecheck initcheck; do \
+	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(HERE) \
+	    compute-sanitizer --tool $$tool --error-exitcode 1 '$(RUN)' -m tests.memcheck || exit 1; done
 
 plugins: NEEDS :=
 plugins: $(READY) ## hold the plugins to the classes of vLLM and SGLang, and say which of them this environment lacks
@@ -141,7 +143,8 @@ existing-environment:
 	@'$(PYTHON)' -P ropelab/study/doctor.py $(NEEDS)
 
 # Comparison packages are welcome, never required: the study lists a missing one as not run. With PYTHON they come to
-# build/peers as well, and nothing comes into that environment. The file is run by its path, because
+# build/peers as well, and nothing comes into that environment. The files are run by their paths, because
 # `-m ropelab.bench.fetch_peers` would import torch, which takes longer than all else where nothing is missing.
 peers: $(READY) ## fetch the published code that the study compares with, as far as it can be had
 	@'$(RUN)' -P ropelab/bench/fetch_peers.py $(LARGE_OR_NOT)
+	@'$(RUN)' -P ropelab/bench/compile_peers.py

@@ -15,7 +15,6 @@ if not HAS_GPU:
 
 import pytest  # noqa: E402
 
-from ropelab.bench.packages import NotInstalled  # noqa: E402
 from ropelab.bench.unavailable import Unavailable  # noqa: E402
 from ropelab.kernels import INTERPRETED, use_backend  # noqa: E402
 
@@ -57,7 +56,7 @@ def pytest_runtest_call(item):
     """Skip a test of the GPU that lacks a package or a library, by name; elsewhere the error is a failure."""
     try:
         return (yield)
-    except (NotInstalled, Unavailable) as missing:
+    except Unavailable as missing:
         if item.get_closest_marker("gpu"):
             pytest.skip(f"not run: {missing}")
         raise

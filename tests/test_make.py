@@ -130,7 +130,7 @@ def test_a_file_beside_the_makefile_takes_the_place_of_no_module(checkout):
     """Files that import Python's library alone run with it, also where the checkout has files of the same names."""
     for name in ("json.py", "email.py", "tomllib.py", "zipfile.py"):
         (checkout / name).write_text("raise SystemExit('a file of the checkout')\n")
-    for name in ("study/hub/build", "study/doctor", "bench/fetch_peers"):
+    for name in ("study/hub/build", "study/doctor", "bench/fetch_peers", "bench/compile_peers"):
         file = f"ropelab/{name}.py"
         (checkout / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, checkout / file)
@@ -160,7 +160,9 @@ def test_peers_come_with_every_python_and_before_every_measurement(large, option
             commands = make(checkout, "-n", target, f"LARGE={large}", f"PYTHON={python}").stdout.splitlines()
             (fetch,) = (command for command in commands if "fetch_peers" in command)
             assert fetch.split() == [f"'{run}'", "-P", "ropelab/bench/fetch_peers.py", *option]
-            assert fetch == commands[-1] or target != "peers"
+            compiled = commands[commands.index(fetch) + 1]
+            assert compiled.split() == [f"'{run}'", "-P", "ropelab/bench/compile_peers.py"]
+            assert compiled == commands[-1] or target != "peers"
 
 
 def test_what_a_target_needs_is_declared():

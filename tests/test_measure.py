@@ -17,7 +17,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from ropelab.bench import checksums, gpu_memory, in_parts, records, side_by_side, staleness, timing, turns
+from ropelab.bench import checksums, gpu_memory, in_parts, records, side_by_side, staleness, timing
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
 from ropelab.bench.packages import NotInstalled
 from ropelab.bench.side_by_side import DoesNotFit, Job
@@ -189,9 +189,8 @@ def beyond_declared(folder):
         if path.stem not in studies or not of_today:
             continue
         study = studies[path.stem]
-        for when, declared in (("beside", study.gpu_gib), ("alone", study.timed_gib)):
-            if declared is not None and took.get(when, 0) > declared * GIB:
-                yield f"{path.parent.name}/{path.stem}: {took[when] / GIB:.2f} GiB {when}, {declared} declared"
+        if (found := took.get("beside", 0)) > study.gpu_bytes:
+            yield f"{path.parent.name}/{path.stem}: {found / GIB:.2f} GiB beside, {study.gpu_gib} declared"
 
 
 def test_every_study_declares_the_memory_that_its_records_say_it_took(tmp_path):
@@ -202,9 +201,7 @@ def test_every_study_declares_the_memory_that_its_records_say_it_took(tmp_path):
         (tmp_path / "a-gpu" / f"{study}.json").write_text(json.dumps(told))
     assert list(beyond_declared(tmp_path)) == [
         "a-gpu/dense: 19.00 GiB beside, 6 declared",
-        "a-gpu/dense: 60.00 GiB alone, 8 declared",
         "a-gpu/te_kernels: 19.00 GiB beside, 4 declared",
-        "a-gpu/te_kernels: 60.00 GiB alone, 22 declared",
     ]
 
 
@@ -311,37 +308,33 @@ def test_what_runs_out_of_memory_beside_others_is_measured_again_alone(how, tmp_
     assert not any("memory" in path.read_text() for path in tmp_path.glob("a-gpu/*.csv"))
 
 
-def test_studies_that_declare_the_memory_of_their_timing_take_turns(tmp_path, monkeypatch, as_on_a_gpu, capsys):
-    """They run after all is compiled, the longest first; without a table they run again alone."""
-    known = registered.all_studies()
-    ran = []
+def test_each_timed_study_has_a_process_of_its_own(tmp_path, monkeypatch, as_on_a_gpu, capsys):
+    """They follow each other. A process that dies takes no other study along; a table that grows is recorded here."""
+    started, known = [], registered.all_studies()
 
-    def study(name, *found, smoke=False):
-        if timing.gpu_times.__name__ != "gpu_times":
-            return pd.DataFrame({"cell": [name]})
-        ran.append((name, "in turns" if turns._turns else "alone"))
-        if name == "short of memory" and turns._turns:
-            raise OUT_OF_MEMORY
-        return pd.DataFrame({"cell": [name], "untimed": [dict(*found).get("facts")]})
+    def run(jobs, free_bytes):
+        started.append([job.name for job in jobs])
+        dead = BrokenProcessPool("it died") if started[-1] == ["one"] else None
+        return [(job, dead or job.function(*job.arguments)) for job in jobs]
 
-    timed = {name: Study(partial(study, name), gpu_gib=1, timed_gib=7) for name in ("one", "two", "short of memory")}
-    timed["parts"] = dataclasses.replace(known["parts"], table=partial(study, "parts"), timed_gib=7)
-    monkeypatch.setattr(registered, "all_studies", lambda: {"without": known["one"]} | timed)
-    monkeypatch.setattr(expected, "seconds", lambda *_: {"two": (0, 9)} | dict.fromkeys(
-        ("without", "one", "short of memory", "parts"), (0, 5)))  # fmt: skip
-    measure.measure(tmp_path, build=tmp_path)
-    turn = ["two", "one", "short of memory", "parts"]
-    assert ran == [(name, "in turns") for name in turn] + [("short of memory", "alone")]
-    assert as_on_a_gpu[-1] == ("one", "runs")  # which declares nothing, and is called "without" here
-    assert recorded(tmp_path, "parts").untimed.tolist() == [7]
-    said = capsys.readouterr()
-    assert said.out.count("out of memory") == 1 and not said.err
+    def grows(*, smoke=False):
+        yield from (known["one"].table(smoke=smoke).assign(part=part) for part in range(2))
+
+    studies = {"one": known["one"], "grows": Study(grows, gpu_gib=1), "parts": known["parts"]}
+    monkeypatch.setattr(schedule, "side_by_side", run)
+    monkeypatch.setattr(registered, "all_studies", lambda: studies)
+    with pytest.raises(RuntimeError, match="for the reasons above: one; the next"):
+        measure.measure(tmp_path, build=tmp_path)
+    assert started[1:] == [["one"], ["parts"]]
+    assert recorded(tmp_path, "grows").part.tolist() == [1] and recorded(tmp_path, "parts").facts.tolist() == [7]
+    assert "BrokenProcessPool: it died" in capsys.readouterr().err and not (tmp_path / "a-gpu" / "one.csv").exists()
 
 
 def test_what_does_not_fit_beside_others_is_measured_alone(tmp_path, monkeypatch, as_on_a_gpu):
     def run(jobs, free_bytes):
         return [
-            (job, DoesNotFit("too large") if job.name == "memory" else job.function(*job.arguments)) for job in jobs
+            (job, DoesNotFit("too large") if job.name == "memory" and job.gpu_bytes else job.function(*job.arguments))
+            for job in jobs
         ]
 
     monkeypatch.setattr(schedule, "side_by_side", run)
@@ -408,17 +401,13 @@ def test_progress_says_how_much_is_left(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(expected.time, "monotonic", lambda: now[0])
     seconds = {"a": (5, 9), "b": (30, 60), "c": (20, 100)}
-    progress = expected.Progress(["a", "b", "c"], ["a"], seconds, dict.fromkeys("abc", 1.0))
+    progress = expected.Progress(["a", "b", "c"], ["a"], seconds)
     progress.beside(["b", "c"])
     now[0] += 10
     assert progress.left == "0:10 so far, about 3:00 left"
     now[0] += 75
     assert progress.done("c") == "2/3"
     assert progress.left == "1:25 so far, about 1:00 left"
-    in_turns = expected.Progress(["a", "b", "c"], [], seconds, {"a": 0.3, "b": 0.8, "c": 0.6})
-    assert in_turns.left == "0:00 so far, about 1:50 left"  # 0.3 x 9 + 0.8 x 60 + 0.6 x 100 seconds
-    in_turns = expected.Progress(["a", "b", "c"], [], seconds, dict.fromkeys("abc", 0.2))
-    assert in_turns.left == "0:00 so far, about 1:40 left"  # as long as the longest
 
 
 def test_a_study_that_raises_does_not_keep_the_others_from_being_recorded(tmp_path, monkeypatch, capsys):

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import torch
 
-from ropelab.bench import turns
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 
 
@@ -23,7 +22,6 @@ def disagreement(
     that it may differ by one unit roundoff of its own and by ``roundings`` of bfloat16. A tensor of ``right`` in
     another dtype was moved, and must have the same bits.
     """
-    turns.give_way()
     for name, y in right.items():
         x = found[name]
         if x.shape != y.shape:

@@ -45,7 +45,6 @@ class Architecture:
         compiled: whether the model is measured under ``torch.compile`` as well.
         losses: whether the losses of training steps are recorded.
         package: the package with the class; a model of diffusers turns image tokens into image tokens.
-        gib: the GiB of GPU memory that torch may reserve while the model is measured.
     """
 
     name: str
@@ -54,7 +53,6 @@ class Architecture:
     compiled: bool = False
     losses: bool = False
     package: str = "transformers"
-    gib: float = 24
 
     def build(self, device: torch.device | str, smoke: bool) -> torch.nn.Module:
         """The model in bfloat16, with the same random weights each time.

@@ -22,12 +22,13 @@ from unittest import mock
 
 import torch
 
-from ropelab.bench import fetch_peers, turns
+from ropelab.bench import fetch_peers
+from ropelab.bench.unavailable import Unavailable
 
 PEERS = Path(__file__).resolve().parents[2] / "build" / "peers"
 
 
-class NotInstalled(ImportError):
+class NotInstalled(Unavailable, ImportError):
     """The package, or the requested version of the package, is not installed."""
 
 
@@ -157,7 +158,7 @@ def load_file(package: str, version: str, file: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, source)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with turns.off_the_gpu(), _sources_only():
+    with _sources_only():
         spec.loader.exec_module(module)
     return module
 
@@ -169,7 +170,7 @@ def modules_of(package: str, version: str, import_name: str, submodules: tuple[s
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if _belongs(name, import_name)}
     sys.path.insert(0, str(directory))
     try:
-        with turns.off_the_gpu(), _sources_only():
+        with _sources_only():
             for submodule in ("", *submodules):
                 importlib.import_module(import_name + submodule)
         return {name: module for name, module in sys.modules.items() if _belongs(name, import_name)}

@@ -10,7 +10,7 @@ import torch._functorch.config
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import copies, in_parts, qk_norm_in_qkv, timing, turns
+from ropelab.bench import copies, in_parts, qk_norm_in_qkv, timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.workloads import DENSE_CELLS, Buffers, Workload
 from ropelab.layout import pairing
@@ -120,7 +120,6 @@ def status(
     """
     if timing.is_stopped():
         return "ok"
-    turns.give_way()
     tensors = [x.detach().requires_grad_() for x in (*buffers.inputs, *learned)]
     exact = [x.detach().double().requires_grad_() for x in tensors]
     try:

@@ -151,7 +151,10 @@ def other_grid(frame: pd.DataFrame, provenance: Mapping[str, Any]) -> Iterator[s
 
 
 def _more_time_than_the_run(frame: pd.DataFrame, parameters: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence if the samples take longer than the run. At least half of them take the median or longer."""
+    """Yield a sentence if the samples take longer than the run. At least half of them take the median or longer.
+
+    Older records note as ``seconds_alone`` the part of the run in which nothing ran beside the study.
+    """
     seconds = parameters.get("seconds_alone") or parameters.get("seconds")
     if seconds and {"median_us", "samples"} <= set(frame):
         times, samples = (pd.to_numeric(frame[name], errors="coerce") for name in ("median_us", "samples"))

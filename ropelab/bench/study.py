@@ -16,18 +16,15 @@ class Study:
 
     Attributes:
         table: a function of ``smoke`` that returns the table. If the study has an ``untimed`` part, the first argument
-            of ``table`` is the result of this part; an empty result, ``{}``, is allowed. A study of minutes without
-            ``timed_gib`` may yield its table as it grows. Each such table replaces the one before in the record.
+            of ``table`` is the result of this part; an empty result, ``{}``, is allowed. A study of minutes may yield
+            its table as it grows. Each such table replaces the one before in the record.
         gpu_gib: the most GiB that torch reserves on the GPU for what measures no time, and for compiling. Workloads
             then have the fewest sets of buffers, and a timed study compares no large result with float64. A test
             compares this number with the records (``parameters.gpu_bytes.beside``).
-        timed_gib: the most GiB that torch reserves while the study is timed (``parameters.gpu_bytes.alone``). A study
-            with this number is prepared beside other studies and timed alone, see `ropelab.bench.turns`. Without this
-            number a timed study has the machine to itself from its begin to its end. Times of eager calls need that,
-            because a process that starts takes time of the host.
         untimed: a function of ``smoke`` for the part of the study that measures no time. The part may run beside other
             studies, and returns its findings by key.
-        timed: whether the table contains times. A study without times runs beside other studies.
+        timed: whether the table contains times. Such a study has the machine to itself while it is timed. A study
+            without times runs beside other studies.
         wide: whether the study is measured only if the user names it. No claim and no table of README needs it.
     """
 
@@ -35,16 +32,11 @@ class Study:
     gpu_gib: float
     untimed: Callable[..., Mapping[Any, Any]] | None = None
     timed: bool = True
-    timed_gib: float | None = None
     wide: bool = False
 
     @property
     def gpu_bytes(self) -> int:
         return round(self.gpu_gib * GIB)
-
-    @property
-    def timed_bytes(self) -> int | None:
-        return None if self.timed_gib is None else round(self.timed_gib * GIB)
 
     @property
     def modules(self) -> set[str]:

@@ -6,8 +6,6 @@ Every round replays the graph of each contender once, in a new random order. A d
 affects all contenders alike.
 
 The graphs share their memory. No two of them run at once, and nothing reads a result after the replay.
-
-Contenders are prepared while other processes may use the GPU, and timed while no other process does: see `turns`.
 """
 
 import json
@@ -24,7 +22,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ropelab.bench import garbage, gpu_memory, turns
+from ropelab.bench import garbage, gpu_memory
 from ropelab.kernels import HAS_TRITON
 
 Call = Callable[[], object]
@@ -78,7 +76,6 @@ def gpu_times(
     graphs: dict[str, _Graph] = {}
     status, launches = dict.fromkeys(contenders, "ok"), dict.fromkeys(contenders, "")
     for name, prepare in contenders.items():
-        turns.give_way()
         try:
             with _noted() as notes:
                 graphs[name] = _graph(prepare, stream, memory, graph_ms)
@@ -86,8 +83,7 @@ def gpu_times(
         except Exception as error:  # one contender that fails must not end the run
             status[name] = failure(error)
             memory = torch.cuda.graph_pool_handle()  # a capture that failed may not have left its pool
-    with turns.alone():
-        samples = _replay(graphs, stream, rounds, random.Random(seed))
+    samples = _replay(graphs, stream, rounds, random.Random(seed))
     return _table(status, samples, launches)
 
 
@@ -172,10 +168,7 @@ def _capture(
 
 
 def _elapsed_ms(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:
-    """The milliseconds of a replay: the least of some replays, because other processes may use the GPU.
-
-    The first replay also uploads the graph.
-    """
+    """The milliseconds of a replay: the least of some replays, because the first one also uploads the graph."""
     ms = math.inf
     for _ in range(_TRIES):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -238,7 +231,6 @@ def host_times(
     calls: dict[str, Call] = {}
     status, launches = dict.fromkeys(contenders, "ok"), dict.fromkeys(contenders, "")
     for name, prepare in contenders.items():
-        turns.give_way()
         try:
             with _noted() as notes:
                 call = prepare()
@@ -250,7 +242,7 @@ def host_times(
             status[name] = failure(error)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     names, order = list(calls), random.Random(seed)
-    with turns.alone(), garbage.uncollected():
+    with garbage.uncollected():
         for _ in range(rounds):
             order.shuffle(names)
             for name in names:

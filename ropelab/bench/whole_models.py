@@ -6,20 +6,18 @@ all ways alike. Compiled calls are timed way after way, because the compiler wou
 
 from __future__ import annotations
 
-import importlib
 import math
 import random
 import statistics
-import tempfile
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 
-from ropelab.bench import gpu_memory, timing, tuning, turns
+from ropelab.bench import gpu_memory, timing
 from ropelab.bench.compare import progress
 from ropelab.bench.launches import kernel_names
 from ropelab.bench.model_steps import (
@@ -50,8 +48,8 @@ Call = Callable[[], Any]
 def whole_models(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
     """Measure all architectures. Needs Transformers.
 
-    On a GPU each architecture has a process of its own, because no kernel of a process runs after a fault. The
-    processes build and compile side by side, and time one at a time (`ropelab.bench.turns`).
+    On a GPU the architectures follow each other, each in a process of its own, because no kernel of a process runs
+    after a fault.
 
     Returns:
         A row for each value. Columns: model, mode (``"eager"`` or ``"compiled"``), way, step, quantity (``"time"``,
@@ -81,33 +79,10 @@ def _outcomes(smoke: bool, device: torch.device | str) -> Iterator[tuple[str, An
             except (ImportError, RuntimeError) as error:  # the package is missing, or a step failed
                 yield ARCHITECTURES[number].name, error
         return
-    free, _ = torch.cuda.mem_get_info()
-    alone = []
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = [
-            Job(architecture.name, _rows_in_turn, (number, device, Path(folder)), round(architecture.gib * GIB))
-            for number, architecture in enumerate(ARCHITECTURES)
-        ]
-        for job, outcome in side_by_side(jobs, free):
-            if isinstance(outcome, BaseException) and gpu_memory.ran_out(outcome):
-                alone.append(Job(job.name, _rows, (job.arguments[0], device, smoke)))
-                continue
-            print(f"    {job.name}", flush=True)
-            yield job.name, outcome
-    for job, outcome in side_by_side(alone, free, most=1):
-        print(f"    {job.name}, again and alone, because memory ran out", flush=True)
+    jobs = [Job(each.name, _rows, (number, device, smoke)) for number, each in enumerate(ARCHITECTURES)]
+    for job, outcome in side_by_side(jobs, sys.maxsize, most=1):
+        print(f"    {job.name}", flush=True)
         yield job.name, outcome
-
-
-def _rows_in_turn(number: int, device: torch.device | str, folder: Path) -> list[dict[str, Any]]:
-    """The rows of one of `ARCHITECTURES`, beside the processes that name the same folder.
-
-    Raises:
-        ImportError: the package of the model is not installed.
-        torch.OutOfMemoryError: the memory does not hold the models of all processes.
-    """
-    with gpu_memory.shared(), turns.taking_part(folder), tuning.in_turns():
-        return _rows(number, device, smoke=False)
 
 
 def _rows(number: int, device: torch.device | str, smoke: bool) -> list[dict[str, Any]]:
@@ -117,8 +92,6 @@ def _rows(number: int, device: torch.device | str, smoke: bool) -> list[dict[str
         ImportError: the package of the model is not installed.
     """
     architecture = ARCHITECTURES[number]
-    with turns.off_the_gpu():
-        importlib.import_module(architecture.package)
     model = architecture.build(device, smoke)
     # cuDNN's attention faults in the backward of Flux without ropelab (torch 2.11, H100), so no model may choose it.
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -142,7 +115,6 @@ def _eager(model: torch.nn.Module, smoke: bool) -> Iterator[dict[str, Any]]:
             continue
         with context:
             for step, call in steps(model, model, smoke, decode=True).items():
-                turns.give_way()
                 try:
                     yield from _resources(model, call, row | {"step": step})
                     works.add((way, step))
@@ -185,7 +157,6 @@ def _compiled(model: torch.nn.Module) -> Iterator[dict[str, Any]]:
             run = torch.compile(model, dynamic=False)
             for step, call in steps(model, run, smoke=False, decode=False).items():
                 row = {"mode": "compiled", "way": way, "place": 0, "status": "ok", "step": step}
-                turns.give_way()
                 try:
                     yield from _resources(model, call, row)
                     for place in range(ROUNDS):
@@ -217,11 +188,9 @@ def _ways_compiled(model: torch.nn.Module) -> tuple[str, ...]:
 
 def _milliseconds(call: Call) -> list[float]:
     """The times of some calls, after a call that is not counted."""
-    turns.give_way()
     call()
-    with turns.alone():
-        (first,) = _times(call, 1)
-        return [first, *_times(call, math.ceil(_LEAST_MS / first) - 1)]
+    (first,) = _times(call, 1)
+    return [first, *_times(call, math.ceil(_LEAST_MS / first) - 1)]
 
 
 def _times(call: Call, count: int) -> list[float]:
@@ -231,6 +200,7 @@ def _times(call: Call, count: int) -> list[float]:
 
 def _events_ms(call: Callable[[], Any], rounds: int) -> list[float]:
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
+    torch.cuda.synchronize()
     for begin, end in events:
         begin.record()
         call()
@@ -266,7 +236,6 @@ def _losses(architecture: Architecture, model: torch.nn.Module, smoke: bool) -> 
         with context:
             found = []
             for _ in range(count):
-                turns.give_way()
                 optimizer.zero_grad(set_to_none=True)
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
                 loss.backward()

@@ -9,7 +9,6 @@ import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import turns
 from ropelab.bench.peers.peer import Peer, Rotate
 from ropelab.bench.workloads import Buffers, Workload
 from ropelab.layout import pairing
@@ -87,7 +86,6 @@ def check(
         TypeError: the shape or the dtype of a result differs from the input.
         Exception: any error of the peer.
     """
-    turns.give_way()
     fresh = [x.requires_grad_() for x in _copies(buffers.inputs)]
     results = _outputs(rotate, *fresh)
     sources, what, backward = buffers.inputs, "result", workload.direction == "backward"

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from ropelab.bench import packages, timing, turns
+from ropelab.bench import packages, timing
 from ropelab.bench.peers.cos_sin_cache import flat, positions
 from ropelab.bench.peers.peer import Rotate
 from ropelab.bench.workloads import Workload
@@ -50,8 +50,7 @@ def compile_kernel(version: str) -> ModuleType:
     try:
         with mock.patch.dict(os.environ, PATH=_with_ninja()), packages.imported(PACKAGE, version, *_IMPORTS):
             rope = importlib.import_module("flashinfer.rope")
-            with turns.off_the_gpu():
-                rope.get_rope_module()
+            rope.get_rope_module()
     except ModuleNotFoundError as error:
         raise packages.NotInstalled(f"{PACKAGE} {version} needs {error.name}") from error
     return rope
@@ -75,8 +74,7 @@ def compile_norm_append(version: str) -> None:
         architecture = kernels.arch_for(torch.cuda.get_device_capability())
         for stage in kernels.stages_for(architecture):
             if stage == stem or stage.startswith(f"{stem}_"):
-                with turns.off_the_gpu():
-                    kernels.load_cake_fused_qk_rope_append_module(stage, architecture)
+                kernels.load_cake_fused_qk_rope_append_module(stage, architecture)
 
 
 def function(version: str, name: str) -> Callable:

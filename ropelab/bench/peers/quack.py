@@ -15,7 +15,7 @@ from types import ModuleType
 import torch
 
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import packages, turns
+from ropelab.bench import packages
 from ropelab.bench.peers.peer import Rotate
 from ropelab.bench.workloads import Workload
 from ropelab.layout.seq_format import from_bshd, to_bshd
@@ -40,8 +40,7 @@ def module(version: str, name: str = "quack.rotary") -> ModuleType:
     paths = [str(folder), str(folder / "nvidia_cutlass_dsl" / "dsl_packages")]
     sys.path[:0] = paths
     try:
-        with turns.off_the_gpu():
-            return importlib.import_module(name)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise packages.NotInstalled(f"{PACKAGE} {version} needs {error.name}") from error
     except RuntimeError as error:  # the DSL finds no library for the version of CUDA

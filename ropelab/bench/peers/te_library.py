@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ropelab.bench import packages, turns
+from ropelab.bench import packages
 
 DISTRIBUTION = "transformer-engine-cu13"
 """The wheel that contains the library, for CUDA 13."""
@@ -98,8 +98,7 @@ class Library:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        with turns.off_the_gpu():
-            self._c = ctypes.CDLL(str(file), handle=_opened(file))
+        self._c = ctypes.CDLL(str(file), handle=_opened(file))
         for name, (arguments, result) in SIGNATURES.items():
             function = getattr(self._c, name)
             function.argtypes, function.restype = arguments, result

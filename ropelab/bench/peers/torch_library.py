@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ropelab.bench import packages, turns
+from ropelab.bench import packages
 
 
 class Operators:
@@ -56,8 +56,7 @@ def load(package: str, version: str, candidates: Sequence[str], namespaces: Sequ
     for library in (directory / name for name in candidates):
         if library.is_file():
             try:
-                with turns.off_the_gpu():
-                    torch.ops.load_library(library)
+                torch.ops.load_library(library)
             except (OSError, RuntimeError) as error:
                 reason = str(error.__cause__ or error).splitlines()[0].replace(f"{library.resolve().parent}/", "")
                 raise packages.NotInstalled(f"{package} {version} cannot be loaded: {reason}") from error

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ropelab.bench import records
 from ropelab.bench.workers import MOST_PROCESSES
 from ropelab.progress import minutes
@@ -18,14 +16,10 @@ class Progress:
 
     Args:
         expected: study -> seconds untimed, and seconds timed.
-        shares: study -> the part of the GPU's memory that the study takes while it is timed.
     """
 
-    def __init__(
-        self, studies: Sequence[str], done: Sequence[str], expected: Mapping[str, tuple[float, float]],
-        shares: Mapping[str, float],
-    ):  # fmt: skip
-        self._studies, self._done, self._expected, self._shares = list(studies), set(done), expected, shares
+    def __init__(self, studies: Sequence[str], done: Sequence[str], expected: Mapping[str, tuple[float, float]]):
+        self._studies, self._done, self._expected = list(studies), set(done), expected
         self._started = time.monotonic()
         self._beside_ends = self._started
 
@@ -33,11 +27,6 @@ class Progress:
     def seconds_beside(self) -> dict[str, float]:
         """Study -> the seconds that its compilation, or the study that times nothing, is expected to take."""
         return {study: beside for study, (beside, _) in self._expected.items()}
-
-    @property
-    def seconds_timed(self) -> dict[str, float]:
-        """Study -> the seconds that its timed part is expected to take."""
-        return {study: timed for study, (_, timed) in self._expected.items()}
 
     def beside(self, studies: Sequence[str]) -> None:
         """Note that these studies begin now, side by side."""
@@ -52,30 +41,19 @@ class Progress:
     @property
     def left(self) -> str:
         now = time.monotonic()
-        timed = {study: seconds for study, seconds in self.seconds_timed.items() if study not in self._done}
-        # No study ends before its own time, and studies run side by side as far as the memory goes.
-        together = max([0.0, *timed.values(), sum(timed[study] * self._shares[study] for study in timed)])
-        return (
-            f"{minutes(now - self._started)} so far, about {minutes(together + max(0, self._beside_ends - now))} left"
-        )
-
-
-def shares(wanted: Sequence[str]) -> dict[str, float]:
-    """Study -> the part of the GPU's memory that the study takes while it is timed."""
-    known = registered.all_studies()
-    if not torch.cuda.is_available():
-        return dict.fromkeys(wanted, 1.0)
-    free, _ = torch.cuda.mem_get_info()
-    timed = {study: known[study].timed_bytes for study in wanted}
-    return {study: 1.0 if taken is None else min(1.0, taken / free) for study, taken in timed.items()}
+        timed = sum(seconds for study, (_, seconds) in self._expected.items() if study not in self._done)
+        return f"{minutes(now - self._started)} so far, about {minutes(timed + max(0, self._beside_ends - now))} left"
 
 
 def seconds(wanted: Sequence[str], directory: Path, smoke: bool) -> dict[str, tuple[float, float]]:
-    """Study -> seconds untimed and timed, by the first records of any GPU that note them, else 0."""
+    """Study -> seconds untimed and timed, by the first records of any GPU that note them, else 0.
+
+    The time in which a study waited for other studies, which older records note, does not count.
+    """
     known, found = registered.all_studies(), {}
     for study in wanted:
         recorded = [_parameters(study, directory, gpu, smoke) for gpu in (None, *records.gpus(directory))]
-        alone = next((p["seconds"] for p in recorded if p.get("seconds")), 0.0)
+        alone = next((p["seconds"] - p.get("seconds_waiting", 0.0) for p in recorded if p.get("seconds")), 0.0)
         beside = next((p["seconds_beside"] for p in recorded if p.get("seconds_beside")), 0.0)
         found[study] = (beside, alone) if known[study].timed else (beside or alone, 0.0)
     return found

@@ -3,15 +3,14 @@
 A function gets the name of the study, because processes exchange names and not functions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from ropelab.bench import timing, tuning, turns
+from ropelab.bench import timing, tuning
 from ropelab.study.engine import registered
-from ropelab.study.engine.outcome import JobResult, beside_others, sharing
+from ropelab.study.engine.outcome import JobResult, beside_others, growing
 
 
 def compile_flashinfer(version: str, compiles: Callable[[str], object]) -> JobResult:
@@ -33,13 +32,17 @@ def compile_only(study: str) -> JobResult:
         return replace(beside_others(study, partial(known.table, {}) if known.untimed else known), found=None)
 
 
-def timed_in_turn(study: str, untimed: Any, folder: Path) -> JobResult:
-    """Measure a study beside the studies that name the same folder: see `ropelab.bench.turns`.
+def measured(study: str, untimed: Any, smoke: bool) -> Iterator[JobResult]:
+    """Measure a study with nothing beside it, and yield an outcome for each table, which may grow.
 
     Args:
-        untimed: the result of the untimed part of the study, or None.
+        untimed: the result of the untimed part of the study, or None if there is none yet.
     """
     known = registered.all_studies()[study]
-    with turns.taking_part(folder) as seconds, tuning.in_turns():
-        outcome = sharing(study, known if untimed is None else partial(known.table, untimed))
-    return replace(outcome, spent=seconds)
+    return growing(study, partial(known if untimed is None else partial(known.table, untimed), smoke=smoke))
+
+
+def measured_whole(study: str, untimed: Any) -> JobResult:
+    """The last outcome of `measured`."""
+    (*_, last) = measured(study, untimed, smoke=False)
+    return last

@@ -21,9 +21,8 @@ def measure(
     """Measure and record, and print a line for each step.
 
     First the studies that time nothing run, while the kernels of the other studies are compiled. Then the other studies
-    are prepared side by side, and timed one at a time (`turns`). After an interruption the next run measures the
-    missing studies, and says so. After a run that ended, the next run measures all studies. A study that raises does
-    not stop the others.
+    are timed, one after the other. After an interruption the next run measures the missing studies, and says so. After
+    a run that ended, the next run measures all studies. A study that raises does not stop the others.
 
     Args:
         directory: where the records go: ``<directory>/<gpu>/<study>.csv`` and ``.json``.
@@ -53,7 +52,7 @@ def measure(
             f"  going on where a run was interrupted: {len(run.done)} of {len(wanted)} studies are measured", flush=True
         )
     broken = []
-    progress = expected.Progress(wanted, run.done, expected.seconds(wanted, directory, smoke), expected.shares(wanted))
+    progress = expected.Progress(wanted, run.done, expected.seconds(wanted, directory, smoke))
     for outcome in schedule.outcomes([study for study in wanted if study not in run.done], smoke, progress):
         said = ""
         if outcome.error:
@@ -95,7 +94,7 @@ def _record(study: Study, outcome: JobResult, directory: Path, *, smoke: bool, n
         not_run=not_run,
         modules=staleness.module_hashes(study.modules, records.ROOT),
         hashes={
-            "timer": staleness.hash_of(("ropelab.bench.timing", "ropelab.bench.turns"), records.ROOT),
+            "timer": staleness.hash_of(("ropelab.bench.timing",), records.ROOT),
             "inputs": staleness.hash_of(("ropelab.bench.workloads", *study.modules), records.ROOT),
             "rule": staleness.hash_of(_RULE, records.ROOT),
         },
@@ -104,14 +103,8 @@ def _record(study: Study, outcome: JobResult, directory: Path, *, smoke: bool, n
 
 
 def _beyond(study: Study, outcome: JobResult) -> str:
-    found = [
-        f"took {took / GIB:.1f} GiB {when}, {declared / GIB:.1f} are declared"
-        for took, declared, when in (
-            (outcome.gpu_bytes_beside, study.gpu_bytes, "untimed"), (outcome.gpu_bytes, study.timed_bytes, "timed")
-        )
-        if declared is not None and took > declared
-    ]  # fmt: skip
-    return f" ({'; '.join(found)})" if found else ""
+    took, declared = outcome.gpu_bytes_beside, study.gpu_bytes
+    return f" (took {took / GIB:.1f} GiB untimed, {declared / GIB:.1f} are declared)" if took > declared else ""
 
 
 def _versions() -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from ropelab.bench import gpu_memory, turns
+from ropelab.bench import gpu_memory
 from ropelab.bench.unavailable import Unavailable
 
 
@@ -25,7 +25,6 @@ class JobResult:
         seconds, gpu_bytes: the time of the study, and the memory that torch reserved, while its calls were timed.
         seconds_beside, gpu_bytes_beside: the same for its compilation and for what measures no time.
         whole: whether the study has ended; its table grows otherwise.
-        spent: the part of ``seconds`` in which the study had the GPU to itself, and in which it waited for others.
     """
 
     study: str
@@ -36,19 +35,13 @@ class JobResult:
     seconds_beside: float = 0.0
     gpu_bytes: int = 0
     gpu_bytes_beside: int = 0
-    spent: turns.Seconds | None = None
     whole: bool = True
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The seconds and bytes that a record notes."""
-        shared = (
-            {} if self.spent is None
-            else {"seconds_alone": round(self.spent.alone, 1), "seconds_waiting": round(self.spent.waiting, 1)}
-        )  # fmt: skip
         return {
             "seconds": round(self.seconds, 1),
-            **shared,
             "seconds_beside": round(self.seconds_beside, 1),
             "gpu_bytes": {"beside": self.gpu_bytes_beside, "alone": self.gpu_bytes},
         }
@@ -84,21 +77,18 @@ def growing(study: str, function: Callable[[], Any]) -> Iterator[JobResult]:
 
 
 def beside_others(study: str, function: Callable[[], Any]) -> JobResult:
-    """The outcome of a job that times nothing."""
-    outcome = sharing(study, function)
-    return replace(
-        outcome, seconds=0.0, seconds_beside=outcome.seconds, gpu_bytes=0, gpu_bytes_beside=outcome.gpu_bytes
-    )
+    """The outcome of a job that times nothing, and shares the GPU.
 
-
-def sharing(study: str, function: Callable[[], Any]) -> JobResult:
-    """The outcome of a job beside others. It has no table if memory ran out, because other jobs may have used it."""
+    The job has no result if memory ran out, because other jobs may have used it.
+    """
     # The output goes to a file and not to None, because packages that compile flush it.
     with gpu_memory.shared(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         outcome = run(study, function)
     if isinstance(outcome.found, pd.DataFrame) and _speaks_of_memory(outcome.found):
         outcome = replace(outcome, found=None, error="a row of it ran out of memory")
-    return outcome
+    return replace(
+        outcome, seconds=0.0, seconds_beside=outcome.seconds, gpu_bytes=0, gpu_bytes_beside=outcome.gpu_bytes
+    )
 
 
 def _speaks_of_memory(table: pd.DataFrame) -> bool:

@@ -1,11 +1,15 @@
-"""Decide the order of the studies, and let studies run beside each other."""
+"""Decide the order of the studies. Those without times run side by side; then the others are timed, one after another.
 
-import tempfile
+Each timed study has a process of its own. After a fault on the GPU no kernel of a process runs, so the fault of one
+package would become the result of every later study. ``torch.compile`` treats the shapes of a function as dynamic once
+it has compiled the function for other shapes, so one study would change the times of the next.
+"""
+
+import inspect
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +20,15 @@ from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.bench.study import GIB
 from ropelab.study.engine import registered
 from ropelab.study.engine.expected import Progress
-from ropelab.study.engine.jobs import compile_flashinfer, compile_only, timed_in_turn, without_timing
-from ropelab.study.engine.outcome import JobResult, growing
+from ropelab.study.engine.jobs import compile_flashinfer, compile_only, measured, measured_whole, without_timing
+from ropelab.study.engine.outcome import JobResult
 
 
 def outcomes(wanted: Sequence[str], smoke: bool, progress: Progress) -> Iterator[JobResult]:
     """Yield the outcome of each study as soon as it is there, and of one whose table grows for each table."""
     known, beside, left = registered.all_studies(), {}, list(wanted)
-    if torch.cuda.is_available() and not smoke and len(wanted) > 1:
+    apart = torch.cuda.is_available() and not smoke and len(wanted) > 1
+    if apart:
         progress.beside(wanted)
         for outcome in _side_by_side(wanted, progress.seconds_beside):
             if not known[outcome.study].timed and outcome.found is not None:
@@ -31,22 +36,26 @@ def outcomes(wanted: Sequence[str], smoke: bool, progress: Progress) -> Iterator
                 yield outcome
             else:
                 beside[outcome.study] = _added(beside.get(outcome.study), outcome)
-        for outcome in _in_turns(left, beside, progress.seconds_timed):
-            left.remove(outcome.study)
-            yield outcome
     for study in left:
         print(f"  {study}", flush=True)
-        function: Callable[..., Any] = known[study]
         before = beside.get(study, JobResult(study))
-        if before.found is not None:
-            function = partial(known[study].table, before.found)
-        for outcome in growing(study, partial(function, smoke=smoke)):
-            yield _after(before, outcome)
+        # A table that grows is recorded as it grows, which only this process can do.
+        grows = inspect.isgeneratorfunction(known[study].table)
+        for outcome in _apart(before) if apart and not grows else measured(study, before.found, smoke):
+            yield replace(outcome, seconds_beside=before.seconds_beside, gpu_bytes_beside=before.gpu_bytes_beside)
 
 
-def _after(before: JobResult, timed: JobResult) -> JobResult:
-    """The outcome of the timed part of a study, with the time and memory of its compilation."""
-    return replace(timed, seconds_beside=before.seconds_beside, gpu_bytes_beside=before.gpu_bytes_beside)
+def _apart(before: JobResult) -> Iterator[JobResult]:
+    """The outcome of a study in a process of its own, which begins and ends here."""
+    job = Job(before.study, measured_whole, (before.study, before.found))
+    ((_, outcome),) = side_by_side([job], sys.maxsize)
+    yield _outcome(job, outcome)
+
+
+def _outcome(job: Job, outcome: Any) -> JobResult:
+    if isinstance(outcome, BaseException):  # it did not start, or its process died
+        return JobResult(job.name, error=f"{type(outcome).__name__}: {outcome}")
+    return outcome
 
 
 def _added(before: JobResult | None, outcome: JobResult) -> JobResult:
@@ -84,8 +93,7 @@ def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterat
         jobs.append(Job(study, function, (study,), known[study].gpu_bytes))
     free, _ = torch.cuda.mem_get_info()
     for job, outcome in side_by_side(jobs, free):
-        if isinstance(outcome, BaseException):  # it did not start, or its process died
-            outcome = JobResult(job.name, error=f"{type(outcome).__name__}: {outcome}")
+        outcome = _outcome(job, outcome)
         compiles = job.function in (compile_only, compile_flashinfer)
         what = "compiled" if compiles else "untimed part" if known[job.name].timed else "measured"
         what = outcome.reason or outcome.error.strip().rpartition("\n")[2][:200] or what
@@ -93,40 +101,6 @@ def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterat
         print(f"    {job.name:22}{outcome.seconds_beside:6.1f} s  {memory}  {what}", flush=True)
         if job.name in known:
             yield outcome
-    print(f"  all that, {time.monotonic() - started:.1f} s", flush=True)
-
-
-def _in_turns(
-    wanted: Sequence[str], beside: Mapping[str, JobResult], seconds: Mapping[str, float]
-) -> Iterator[JobResult]:
-    """Prepare the studies side by side, time them one at a time, and yield the outcomes that have a table.
-
-    A study without a table, for example for lack of memory, runs again alone.
-
-    Args:
-        beside: study -> the outcome of its compilation and of its untimed part.
-        seconds: study -> the seconds that its timed part takes, by the records.
-    """
-    started, known = time.monotonic(), registered.all_studies()
-    print("  in turns: prepared side by side, timed one at a time", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = [
-            Job(study, timed_in_turn, (study, beside.get(study, JobResult(study)).found, Path(folder)), taken)
-            for study in wanted
-            if (taken := known[study].timed_bytes) is not None
-        ]
-        # A long study must not begin last. A study that takes much memory fits beside few others, so its memory counts
-        # twice.
-        jobs.sort(key=lambda job: -max(1.0, seconds[job.name]) * job.takes**2)
-        free, _ = torch.cuda.mem_get_info()
-        for job, outcome in side_by_side(jobs, free):
-            if isinstance(outcome, BaseException):  # it did not start, or its process died
-                outcome = JobResult(job.name, error=f"{type(outcome).__name__}: {outcome}")
-            if outcome.found is not None:
-                yield _after(beside.get(job.name, JobResult(job.name)), outcome)
-            else:
-                why = outcome.reason or outcome.error.strip().rpartition("\n")[2][:200]
-                print(f"    {job.name:22}{outcome.seconds:6.1f} s  {why}", flush=True)
     print(f"  all that, {time.monotonic() - started:.1f} s", flush=True)
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from ropelab import rotary_table
-from ropelab.bench import timing, turns
+from ropelab.bench import timing
 from ropelab.bench.compare import progress
 from ropelab.bench.copies import copies
 from ropelab.bench.launches import kernel_names, peak_bytes
@@ -132,7 +132,6 @@ def checked(
 
     The error may be `rounding_bound`; the narrowest dtype on the way counts.
     """
-    turns.give_way()
     exact, wide = t.double().requires_grad_(), [table.double() for table in tables]
     expected = formula(exact, *wide)
     dtype = torch.promote_types(case.dtype, case.table_dtype)

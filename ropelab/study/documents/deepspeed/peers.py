@@ -42,10 +42,7 @@ def torchembed(version: str | None = None) -> ModuleType:
     Raises:
         Unavailable: the version is not at hand, or does not ship the module.
     """
-    try:
-        return packages.load_file("torchembed", version or newest_torchembed(), KERNEL_FILE)
-    except packages.NotInstalled as error:
-        raise Unavailable(str(error)) from error
+    return packages.load_file("torchembed", version or newest_torchembed(), KERNEL_FILE)
 
 
 def newest_torchembed() -> str:
@@ -100,10 +97,7 @@ def deepspeed_source() -> tuple[str, Path]:
     Raises:
         Unavailable: no DeepSpeed is at hand.
     """
-    try:
-        version, directory = packages.locate("deepspeed")
-    except packages.NotInstalled as error:
-        raise Unavailable(str(error)) from error
+    version, directory = packages.locate("deepspeed")
     return version, directory / DEEPSPEED_FILE
 
 
@@ -114,10 +108,7 @@ def first_source() -> tuple[str, Path]:
         Unavailable: the file is not at hand.
     """
     (first,) = (entry for entry in facts("version", "deepspeed") if entry["version"] == "first")
-    try:
-        return first["commit"], packages.file_at(first["repository"], first["commit"], first["path"])
-    except packages.NotInstalled as error:
-        raise Unavailable(str(error)) from error
+    return first["commit"], packages.file_at(first["repository"], first["commit"], first["path"])
 
 
 def deepspeed_functions(source: Path, names: dict[str, Any]) -> Callable[..., torch.Tensor]:

@@ -7,8 +7,8 @@ from ropelab.study.documents.deepspeed.measure import correctness, inductor_evid
 STUDIES: dict[str, Study] = {
     "deepspeed_packages": Study(packages, gpu_gib=0, timed=False),
     "deepspeed_correctness": Study(correctness, gpu_gib=2, timed=False),
-    "deepspeed_launches": Study(launch_evidence, gpu_gib=2, timed_gib=2),
-    "deepspeed_callers": Study(callers, gpu_gib=4, timed_gib=4),
-    "deepspeed_inductor": Study(inductor_evidence, gpu_gib=2, timed_gib=3),
+    "deepspeed_launches": Study(launch_evidence, gpu_gib=2),
+    "deepspeed_callers": Study(callers, gpu_gib=4),
+    "deepspeed_inductor": Study(inductor_evidence, gpu_gib=2),
 }
 """The name of a record -> the study that measures it."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ropelab.bench.packages import NotInstalled
-from ropelab.bench.unavailable import Unavailable
 from ropelab.study.documents.fairseq2 import peers
 
 ENCODER_CODE = "encoder_code"
@@ -34,8 +32,5 @@ def proposed() -> Encoders:
     Raises:
         Unavailable: a file of the pull request's commit is not under ``build/peers``.
     """
-    try:
-        code = peers.proposed()
-    except NotInstalled as error:
-        raise Unavailable(str(error)) from error
+    code = peers.proposed()
     return Encoders(code.source, {"RE": code.RotaryEncoder, "RRE": code.ReferenceRotaryEncoder}, code.BatchLayout)

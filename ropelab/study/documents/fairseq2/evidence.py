@@ -13,9 +13,7 @@ import pandas as pd
 import torch
 
 from ropelab import rotary_table
-from ropelab.bench.packages import NotInstalled
 from ropelab.bench.records import ROOT
-from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.fairseq2 import LAYOUTS, KernelRotaryEncoder
 from ropelab.layout.pairing import join, permutation
 from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, Encoders, proposed
@@ -236,10 +234,7 @@ def _compared(what: str, first: str, second: str, a: torch.Tensor, b: torch.Tens
 @evidence("fairseq2_defaults", "computed on the CPU with released fairseq2")
 def defaults() -> pd.DataFrame:
     """`kept` of the pull request's own encoders and of released fairseq2."""
-    try:
-        return kept(proposed(), released())
-    except NotInstalled as error:
-        raise Unavailable(str(error)) from error
+    return kept(proposed(), released())
 
 
 def kept(encoders: Encoders, theirs: Fairseq2) -> pd.DataFrame:

@@ -30,7 +30,7 @@ import torch
 
 from ropelab import reference
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import copies, in_parts, timing, turns
+from ropelab.bench import copies, in_parts, timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.launches import kernel_names, peak_bytes
 from ropelab.bench.unavailable import Unavailable
@@ -409,7 +409,6 @@ def _check(call: Callable, encoder: Callable, layout: str, inverse: bool) -> str
     (`ropelab.conformance.conventions`), and library cosines by two units in the last place, 4 u. Two roundings of the
     arithmetic and one rounding of the result come on top, as in `ropelab.bench.peers.error_bound`.
     """
-    turns.give_way()
     result = call(encoder)
     x = call.keywords["cotangent" if inverse else "x"].detach()
     ends = torch.arange(x.shape[1], device=x.device)

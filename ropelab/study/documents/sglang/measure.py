@@ -19,7 +19,7 @@ import torch
 from triton.testing import do_bench
 
 from ropelab.angles.rope_parameters import axial_rope
-from ropelab.bench import copies, peers, timing, turns
+from ropelab.bench import copies, peers, timing
 from ropelab.bench.compare import bind, checked, copy_contenders, progress, tidy
 from ropelab.bench.launches import kernel_names
 from ropelab.bench.unavailable import Unavailable
@@ -206,13 +206,12 @@ def _protocols(cell: Workload, rounds: int) -> pd.DataFrame:
     frame["timer"] = "graph"
 
     rows = [frame]
-    with turns.alone():
-        for name, layout in _DO_BENCH:
-            rotate, inputs = found(name, layout)
-            if rotate is not None:
-                measured = _do_bench(partial(_cloned, rotate, *inputs[0]))
-                row = {"contender": name, "layout": layout, "clones": True, "timer": "do_bench", **measured}
-                rows.append(pd.DataFrame([row]))
+    for name, layout in _DO_BENCH:
+        rotate, inputs = found(name, layout)
+        if rotate is not None:
+            measured = _do_bench(partial(_cloned, rotate, *inputs[0]))
+            row = {"contender": name, "layout": layout, "clones": True, "timer": "do_bench", **measured}
+            rows.append(pd.DataFrame([row]))
     for (name, layout), reason in status.items():
         row = {"contender": name, "layout": layout, "clones": False, "timer": "graph", "status": reason}
         rows.append(pd.DataFrame([row]))

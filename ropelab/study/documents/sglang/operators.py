@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 
 from ropelab.bench import packages
-from ropelab.bench.unavailable import Unavailable
 from ropelab.layout.pairing import join, pairs
 
 
@@ -81,10 +80,7 @@ def diffusers() -> tuple[str, Callable]:
     Raises:
         Unavailable: diffusers is not at hand.
     """
-    try:
-        version, directory = packages.locate("diffusers")
-    except packages.NotInstalled as error:
-        raise Unavailable(str(error)) from error
+    version, directory = packages.locate("diffusers")
     source = directory / "diffusers" / "models" / "embeddings.py"
     tree = ast.parse(source.read_text(encoding="utf-8"))
     tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "apply_rotary_emb"]

@@ -93,7 +93,7 @@ def runs(pair: Grids) -> bool:
     try:
         for name in pair.names:
             rotation(name)
-    except (peers.packages.NotInstalled, RuntimeError):
+    except RuntimeError:  # `Unavailable` is one
         return False
     return True
 

@@ -20,7 +20,7 @@ import torch
 import ropelab
 from ropelab import reference
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import peers, timing, turns, varlen_models
+from ropelab.bench import peers, timing, varlen_models
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import Workload
@@ -199,7 +199,6 @@ def _checked(case: Case, truth: Truth, x, gradient) -> tuple[dict[str, Rotate], 
     partners = dict(pair.names for pair in grids.ALL) | {pair.new: pair.old for pair in grids.ALL}
     names = contenders(case)
     for name in names:
-        turns.give_way()
         try:
             rotate = _bind(name, case, truth, x.device)
             if timing.is_stopped():

@@ -1,0 +1,143 @@
+"""Compile the published CUDA sources of ``data/peers.toml`` into ``build/peers/compiled``, where there is nvcc.
+
+``make peers`` runs this file by its path after ``fetch_peers.py``. The file imports the standard library only. Each
+library is a published source in one of the wrappers of ``peers/published``, which have no code of others. Headers that
+a source includes and nobody can fetch are stood in for by a header of that folder.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LIST = ROOT / "data" / "peers.toml"
+PEERS = ROOT / "build" / "peers"
+WRAPPERS = Path(__file__).resolve().parent / "peers" / "published"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A library of the first file of a commit.
+
+    Attributes:
+        name: the beginning of the name of the library.
+        source: the published file, under ``build/peers``.
+        sha256: its checksum.
+        wrapper: the file that includes the source as ``SOURCE``.
+        options: more options of nvcc.
+        stand_in, headers: the header that stands for these headers. A header may lie beside the folder of the source.
+        include: folders of headers, under ``build/peers``.
+        library: a shared library that this library needs, under ``build/peers``.
+    """
+
+    name: str
+    source: str
+    sha256: str
+    wrapper: str
+    options: Sequence[str]
+    stand_in: str = ""
+    headers: Sequence[str] = ()
+    include: Sequence[str] = ()
+    library: str = ""
+
+    def path(self, peers: Path, arch: str) -> Path:
+        return peers / "compiled" / f"{self.name}-{arch}.so"
+
+    def command(self, nvcc: str, peers: Path, arch: str, folder: Path, target: Path) -> list[str]:
+        """The command that compiles the library. ``folder`` gets the headers that are stood in for."""
+        for header in self.headers:
+            place = folder / "inner" / header
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(f'#include "{WRAPPERS / self.stand_in}"\n', encoding="utf-8")
+        (folder / "inner").mkdir(exist_ok=True)
+        needs = []
+        if self.library:
+            needs = [str(peers / self.library), "-Xlinker", f"-rpath=$ORIGIN/../{Path(self.library).parent}"]
+        return [
+            nvcc, f"-arch={arch}", "-O3", "-shared", "-cudart=shared", "-Xcompiler=-fPIC", "--expt-relaxed-constexpr",
+            *self.options, f"-I{WRAPPERS}", f"-I{folder / 'inner'}", *(f"-I{peers / each}" for each in self.include),
+            f'-DSOURCE="{peers / self.source}"', f'-DSOURCE_SHA256="{self.sha256}"',
+            "-o", str(target), str(WRAPPERS / self.wrapper), *needs,
+        ]  # fmt: skip
+
+
+def read_list(file: Path = LIST) -> list[Compiled]:
+    """The libraries of the list."""
+    found = tomllib.loads(file.read_text(encoding="utf-8"))
+    commits = {entry["commit"]: entry for entry in found.get("commit", ())}
+    libraries = []
+    for entry in found.get("compiled", ()):
+        commit = commits[entry.pop("commit")]
+        first, sha256 = next(iter(commit["files"].items()))
+        at = f"commits/{commit['repository']}/{commit['commit']}/"
+        include = [at + each if each.startswith(commit["under"]) else each for each in entry.pop("include", ())]
+        libraries.append(Compiled(source=at + f"{commit['under']}/{first}", sha256=sha256, include=include, **entry))
+    return libraries
+
+
+def compile_all(libraries: Sequence[Compiled], peers: Path, nvcc: str, arch: str) -> None:
+    """Compile the libraries side by side, and print a line for each."""
+    running = []
+    with tempfile.TemporaryDirectory() as name:
+        for library in libraries:
+            target = library.path(peers, arch)
+            needs = [each for each in (library.source, *library.include, library.library) if each]
+            absent = [each for each in needs if not (peers / each).exists()]
+            if absent:
+                _say(f"{target.name}: not compiled, because build/peers/{absent[0]} is not there")
+                continue
+            folder = Path(name) / library.name
+            folder.mkdir()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            new = target.with_suffix(f".{os.getpid()}.partial")
+            command = library.command(nvcc, peers, arch, folder, new)
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            running.append((target, new, process))
+        for target, new, process in running:
+            output, _ = process.communicate()
+            if process.returncode:
+                _say(f"{target.name}: nvcc could not compile it, and the study goes on: {output.strip()[-300:]}")
+            else:
+                new.replace(target)
+                _say(f"{target.name}: compiled")
+
+
+def architecture() -> str | None:
+    """The architecture of the first GPU, as ``sm_90``; None without a GPU."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return None
+    asked = [smi, "--query-gpu=compute_cap", "--format=csv,noheader", "--id=0"]
+    found = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
+    return f"sm_{found.stdout.strip().replace('.', '')}" if found.returncode == 0 else None
+
+
+def compiler() -> str | None:
+    """nvcc of CUDA_HOME, of the usual folder, or of the PATH; None where there is none."""
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    return shutil.which("nvcc", path=os.pathsep.join((f"{home}/bin", os.environ.get("PATH", ""))))
+
+
+def _say(text: str) -> None:
+    print(f"peers: {text}", flush=True)
+
+
+def main() -> None:
+    arch = architecture()
+    if arch is None:
+        return
+    missing = [library for library in read_list() if not library.path(PEERS, arch).is_file()]
+    nvcc = compiler()
+    if missing and nvcc is None:
+        _say(f"there is no nvcc, so {len(missing)} published sources are not compiled, and the study goes on")
+    elif missing:
+        compile_all(missing, PEERS, nvcc, arch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Libraries of published CUDA sources: what is compiled from what, with a compiler that only writes its arguments."""
+
+import sys
+
+import pytest
+
+from ropelab.bench import compile_peers, fetch_peers
+from ropelab.study.documents.sglang import kernels
+
+LIBRARIES = compile_peers.read_list()
+
+
+@pytest.fixture
+def peers(tmp_path):
+    """A folder with all that the libraries are compiled from, each file empty."""
+    for library in LIBRARIES:
+        for file in (library.source, *library.include, library.library):
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / file).touch()
+    return tmp_path
+
+
+@pytest.fixture
+def nvcc(tmp_path):
+    """A compiler whose library holds the arguments and the text of each header that stands for another."""
+    program = tmp_path / "nvcc"
+    program.write_text(
+        f"#!{sys.executable}\nimport pathlib, sys\n"
+        "folder = next(a[2:] for a in sys.argv if a.endswith('/inner'))\n"
+        "headers = [path for path in pathlib.Path(folder).parent.rglob('*') if path.is_file()]\n"
+        "text = sys.argv[1:] + [f'{path.name}: {path.read_text()}' for path in headers]\n"
+        "pathlib.Path(sys.argv[sys.argv.index('-o') + 1]).write_text('\\n'.join(text))\n"
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_every_state_of_the_operator_is_compiled_from_its_source():
+    found = {library.name: library for library in LIBRARIES}
+    for state in kernels.STATES.values():
+        library = found[f"sglang-14302-{state.commit[:9]}"]
+        assert library.source == f"commits/{kernels.REPOSITORY}/{state.commit}/{state.path}"
+        assert library.sha256 == state.sha256
+
+
+def test_the_list_fetches_what_is_compiled():
+    commits = [entry for entry in fetch_peers.read_list() if isinstance(entry, fetch_peers.Commit)]
+    fetched = {f"commits/{c.repository}/{c.commit}/{c.under}/{file}" for c in commits for file in c.files}
+    packages = {entry.folder for entry in fetch_peers.read_list() if isinstance(entry, fetch_peers.Package)}
+    for library in LIBRARIES:
+        assert library.source in fetched
+        assert (compile_peers.WRAPPERS / library.wrapper).is_file()
+        assert not library.headers or (compile_peers.WRAPPERS / library.stand_in).is_file()
+        for folder in library.include:
+            assert folder.split("/")[0] in packages or any(file.startswith(f"{folder}/") for file in fetched), folder
+
+
+def test_a_library_gets_its_name_when_it_is_whole(peers, nvcc, capsys):
+    compile_peers.compile_all(LIBRARIES, peers, nvcc, "sm_90")
+    assert capsys.readouterr().out.count(": compiled") == len(LIBRARIES)
+    assert sorted((peers / "compiled").iterdir()) == sorted(library.path(peers, "sm_90") for library in LIBRARIES)
+    for library in LIBRARIES:
+        text = library.path(peers, "sm_90").read_text()
+        assert f'-DSOURCE="{peers / library.source}"' in text and library.sha256 in text and "-arch=sm_90" in text
+        assert text.count(f'#include "{compile_peers.WRAPPERS / library.stand_in}"') == len(library.headers)
+
+
+def test_what_is_not_there_is_told(peers, nvcc, capsys):
+    library = LIBRARIES[0]
+    (peers / library.source).unlink()
+    compile_peers.compile_all([library], peers, nvcc, "sm_90")
+    assert f"because build/peers/{library.source} is not there" in capsys.readouterr().out
+    assert not library.path(peers, "sm_90").exists()
+
+
+def test_a_source_that_does_not_compile_leaves_nothing(peers, capsys):
+    compile_peers.compile_all(LIBRARIES[:1], peers, "false", "sm_90")
+    assert "nvcc could not compile it, and the study goes on" in capsys.readouterr().out
+    assert list((peers / "compiled").iterdir()) == []
+
+
+def test_the_compiler_is_looked_for(monkeypatch, tmp_path, nvcc):
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compile_peers.compiler() == nvcc
+    monkeypatch.setenv("PATH", "")
+    assert compile_peers.compiler() is None
+
+
+def test_nothing_is_compiled_without_a_gpu(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")
+    compile_peers.main()
+    assert capsys.readouterr().out == ""
