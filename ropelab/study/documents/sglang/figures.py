@@ -119,7 +119,7 @@ def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     table = switched.pivot_table(index=["family", "layout", "seq_len"], columns="policy", values="median_us")
     gains = (table["off"] / table["on"]).dropna().groupby("family")
     said = [f"{_FAMILIES[name][0]} {drawing.value_range(gain, '.2f')}" for name, gain in gains]
-    title = f"Speed of 1 to 8 tokens with the launch policy. With it over without it: {', '.join(said)}"
+    title = f"Speed of 1 to 8 tokens with the launch policy. Speed with it over speed without: {', '.join(said)}"
     panels = facet(frame, (5.4, 3.9), title, footer, column="layout", sharey=True)
     for ax, _, layout in panels:
         here = table.xs(layout, level="layout")
