@@ -29,7 +29,7 @@ def test_ceilings_depend_on_the_heads_that_share_a_key():
         two = frame[ratio, 16, "norm and rotation; cache"]
         assert two == pytest.approx((2 * (ratio + 1) + 2 + 2) / (ratio + 2 + ratio + 2))
         assert frame[ratio, 8, "norm; rotation; cache"] > frame[ratio, 16, "norm; rotation; cache"]
-    assert "as fast as three launches, 1.17 times as two." in findings.ceiling_sentence(traffic.ceilings())
+    assert "as fast as three launches and 1.17 times as fast as two." in findings.ceiling_sentence(traffic.ceilings())
 
 
 def test_the_identities_hold_and_a_false_one_is_refused():

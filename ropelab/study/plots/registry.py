@@ -16,13 +16,13 @@ from ropelab.study.engine.claims import documents
 from ropelab.study.engine.record_links import show_records
 from ropelab.study.plots import drawing, gpus, marks, ticks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
-from ropelab.study.plots.panels import BETWEEN_RECORDS, CELLS, LAYOUT, facet
+from ropelab.study.plots.panels import BETWEEN_RECORDS, CELLS, facet
 from ropelab.study.topics.conformance import figures as conformance_figures
 from ropelab.study.topics.models import figures as models_figures
 from ropelab.study.topics.one_pass import figures as one_pass_figures
 from ropelab.study.topics.performance import figures as family_figures
 from ropelab.study.topics.performance import roofs
-from ropelab.study.topics.performance.comparison import OURS, named_cells
+from ropelab.study.topics.performance.comparison import named_cells
 from ropelab.study.topics.precision import figures as precision_figures
 
 
@@ -34,17 +34,9 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
         for _, part in frame.groupby("gpu" if "gpu" in frame else lambda _: 0, sort=False)
     ]
     times = drawing.noisy("host", pd.concat(map(with_calls, parts), ignore_index=True))
-    plain = times[(times.call == NO_GRAD) & (~times.contender.str.contains("in place"))]
-    average = plain.groupby("contender").median_us.median()
-    title = "Host time of an eager call"
-    if OURS in average and len(average) > 1:
-        title = (
-            f"Host time of an eager call. ropelab takes {average[OURS]:.0f} µs, "
-            f"the others take {drawing.value_range(average.drop(OURS), '.0f')} µs"
-        )
     place = marks.places(times.groupby("contender").median_us.median().sort_values().index)
     words = {NO_GRAD: "without autograd", PLAIN: "in grad mode, no gradient needed", RECORDED: "with autograd"}
-    size = (4.6, 0.36 * len(place) + 1.0)
+    title, size = "Host time of an eager call", (4.6, 0.36 * len(place) + 1.0)
     panels = facet(times, size, title, footer, column="call", wrap=2, words=words, sharex=True, sharey=True)
     for ax, panel, _ in panels:
         for i, (_, rows, look) in enumerate(gpus.parts(panel)):
@@ -70,12 +62,10 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
     title = (
         f"In every cell the chosen tile is within {100 * loss:.1f} % of the best of "
         f"{drawing.value_range(fractions.size(), 'd')}. The worst tile loses up to "
-        f"{100 * (1 - worst / best).max():.0f} %"
+        f"{100 * (1 - worst / best).max():.0f} %. At the right: the chosen tokens x heads or accesses, and warps"
     )
     place = marks.places(times.cell)
-    size, words = (6.0, 0.5 * len(place) + 1.6), "\nright: the chosen tokens x heads or accesses, warps"
-    words = {name: text + words for name, text in LAYOUT.items()}
-    panels = facet(times, size, title, footer, column="layout", words=words, sharex=True, sharey=True)
+    panels = facet(times, (6.0, 0.5 * len(place) + 1.2), title, footer, column="layout", sharex=True, sharey=True)
     threads = sorted(times.thread.unique(), key=lambda name: (len(name), name))
     shades = dict(zip(threads, COLORBLIND, strict=False))
     offsets = dict(zip(threads, np.linspace(-0.2, 0.2, len(threads)), strict=True))

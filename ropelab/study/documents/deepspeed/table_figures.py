@@ -1,4 +1,4 @@
-"""Draw the table of DeepSpeed#8052: times at the document's shapes, and speed-ups beside the document's."""
+"""Draw the table of DeepSpeed#8052: speed-ups at the document's shapes beside the document's."""
 
 from itertools import product
 
@@ -7,9 +7,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.bench import records
-from ropelab.bench.copies import PREFIX
-from ropelab.study.plots import drawing, marks, ticks
-from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
+from ropelab.study.plots import drawing, marks
+from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.plots.panels import grid
 from ropelab.study.topics.performance.comparison import OURS
 
@@ -19,44 +18,11 @@ _BASELINES = {"eager": "the eager formula", "compile": "torch.compile"}
 _PUBLISHED_LABEL = "published (GB10)"
 
 
-def document_table(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The time of each contender over the time of the best copy, at the document's shapes."""
-    times = drawing.timed(frame)
-    found = times[~times.contender.str.startswith(PREFIX)]
-    found = found.assign(over=1 / found.fraction_of_copy)
-    place = marks.places(found.groupby("contender").over.median().sort_values().index)
-    panels = grid(1, 1, (9.0, 0.5 * len(place) + 1.2), "Times at the document's shapes", footer)
-    ax = panels.axes[0, 0]
-    shades = zip(found.groupby(["dtype", "direction"]), (0.24, 0.08, -0.08, -0.24), "osos", (0, 0, 1, 1), strict=False)
-    for ((dtype, direction), rows), shift, marker, color in shades:
-        look = {"marker": marker, "color": COLORBLIND[color], "markersize": 6, "alpha": 0.8}
-        marks.dots(ax, rows.over, place[rows.contender] + shift, look, label=f"{dtype}, {direction}")
-    marks.one(ax)
-    marks.rows(ax, place, place.index.map(CONTENDERS.label), left=0.9)
-    ax.set(xscale="log")
-    ticks.plain_log(ax.xaxis)
-    return panels.finish("time over the time of the best copy", legend=4, untimed=frame)
-
-
 def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str = "") -> Figure:
     """The document's speed-ups of torchembed's kernel beside the speed-ups measured here, forward."""
-    times = drawing.timed(frame)
-    times = times[times.direction == "forward"]
-    wide = times.pivot_table(index=["seq_len", "dtype"], columns="contender", values="median_us").reset_index()
-    baselines = [name for name in _BASELINES if name in wide]
-    measured = [name for name in ("torchembed", OURS) if name in wide]
-    series, phrases = {}, []
-    for baseline in baselines:
-        stated = published.set_index("seq_len")
-        stated = stated[f"{baseline}_ms"] / stated.triton_ms
-        rows = {_PUBLISHED_LABEL: stated}
-        for (dtype, cells), name in product(wide.set_index("seq_len").groupby("dtype"), measured):
-            rows[f"{name} here, {dtype}"] = cells[baseline] / cells[name]
-        series[baseline] = pd.DataFrame(rows)
-        here = series[baseline].filter(like="torchembed here").stack()
-        ratio = f"{drawing.value_range(here, '.1f')}x" if len(here) else "not measured"
-        phrases.append(f"{ratio} over {_BASELINES[baseline]} (published {drawing.value_range(stated, '.1f')}x)")
-    title = "The published speed-ups, measured again. The forward of torchembed's kernel is " + ", ".join(phrases)
+    series = _speedups(frame, published)
+    baselines = list(series)
+    title = "The published speed-ups, measured again"
     panels = grid(1, max(1, len(baselines)), (5.2, 3.8), title, footer, sharey=True)
     for ax, baseline in zip(panels.axes[0], baselines, strict=True):
         table = series[baseline].sort_index()
@@ -73,8 +39,34 @@ def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str
     return panels.finish("sequence length (tokens)", "speed-up (times)", legend=3, size=7)
 
 
+def _speedups(frame: pd.DataFrame, published: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The speed-ups over each baseline of the record, by sequence length: published, and here by kernel and dtype."""
+    times = drawing.timed(frame)
+    times = times[times.direction == "forward"]
+    wide = times.pivot_table(index=["seq_len", "dtype"], columns="contender", values="median_us").reset_index()
+    stated = published.set_index("seq_len")
+    measured = [name for name in ("torchembed", OURS) if name in wide]
+    series = {}
+    for baseline in (name for name in _BASELINES if name in wide):
+        rows = {_PUBLISHED_LABEL: stated[f"{baseline}_ms"] / stated.triton_ms}
+        for (dtype, cells), name in product(wide.set_index("seq_len").groupby("dtype"), measured):
+            rows[f"{name} here, {dtype}"] = cells[baseline] / cells[name]
+        series[baseline] = pd.DataFrame(rows)
+    return series
+
+
+def speedups_sentence(frame: pd.DataFrame, published: pd.DataFrame | None = None) -> str:
+    """The speed of torchembed's kernel over each baseline, forward, here and as published."""
+    each = []
+    for baseline, table in _speedups(frame, pd.read_csv(PUBLISHED) if published is None else published).items():
+        here = table.filter(like="torchembed here").stack()
+        times = f"{drawing.value_range(here, '.1f')} times as fast as" if len(here) else "not measured over"
+        stated = drawing.value_range(table[_PUBLISHED_LABEL], ".1f")
+        each.append(f"{times} {_BASELINES[baseline]} (published {stated} times)")
+    return f"The forward of torchembed's kernel is {' and '.join(each)}."
+
+
 FIGURES = {
-    "document_table": (("deepspeed_table",), document_table),
     "published_speedups": (
         ("deepspeed_table",),
         lambda frame, footer: published_speedups(frame, pd.read_csv(PUBLISHED), footer),

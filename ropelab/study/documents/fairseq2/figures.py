@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.study.documents.fairseq2 import findings
-from ropelab.study.documents.fairseq2.evidence import IMPLEMENTATIONS, log, ratios, summary
+from ropelab.study.documents.fairseq2.evidence import IMPLEMENTATIONS, log, ratios
 from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.plots.panels import facet, grid
@@ -90,43 +90,14 @@ def published_ratios(timings: pd.DataFrame, footer: str = "") -> Figure:
     """The document's ratios of each cell beside the ratios measured here, for each mode and ratio."""
     stated = ratios(log(), "ms")
     here = ratios(drawing.timed(timings)[[*_CELL, "contender", "median_us"]], "median_us")
-    forward = here[here.direction == "forward"].groupby(["mode", "ratio"]).times.mean()
-    printed = summary().set_index(["mode", "ratio"]).printed
-    title = "RRE's time over RE's time. The mean of the cells, forward here (printed in the document): " + "; ".join(
-        f"{mode} " + ", ".join(
-            f"{impl} {forward[mode, impl]:.2f} ({printed[mode, impl]:.2f})"
-            for impl in ("llama", "reference") if (mode, impl) in forward
-        )
-        for mode in MODES
-    )  # fmt: skip
     stated = stated.assign(direction=_STATED)
     every = pd.concat([stated, here.assign(direction="here, " + here.direction)])
-    sheet = grid(1, 2, (6.2, 4.0), title, footer)
+    sheet = grid(1, 2, (6.2, 4.0), "RRE's time over RE's time, published and measured", footer)
     spread = np.random.default_rng(0)
     for ax, mode in zip(sheet.axes[0], MODES, strict=True):
         _cloud(ax, every[every["mode"] == mode], "ratio", _RATIO_LABELS, spread, size=9)
         ax.set(title=f"{mode} (above 1: RE is faster)")
     return sheet.finish(ylabel="RRE's time over RE's time", legend=3)
-
-
-def by_compiling(timings: pd.DataFrame, footer: str = "") -> Figure:
-    """The compiled time of each implementation over its eager time: published and measured."""
-    stated = _compiled_over_eager(log(), "ms").assign(direction=_STATED)
-    here = _compiled_over_eager(drawing.timed(timings), "median_us")
-    here = here.assign(direction="here, " + here.direction)
-    means = {d: rows.groupby("contender").times.mean() for d, rows in pd.concat([stated, here]).groupby("direction")}
-    native = {"published": _STATED, "here, forward": "here, forward"}
-    title = "Compiled over eager. RE llama takes " + " and ".join(
-        f"{means[d]['RE llama']:.2f} ({name})" for name, d in native.items() if "RE llama" in means.get(d, ())
-    )
-    title += " times as long as eager"
-    others = means.get("here, forward", pd.Series(dtype=float)).drop("RE llama", errors="ignore")
-    if len(others):
-        title += f"; the others here {drawing.value_range(others, '.2f')} times"
-    sheet = grid(1, 1, (9.5, 3.8), title, footer)
-    names = dict(zip(IMPLEMENTATIONS, IMPLEMENTATIONS, strict=True))
-    _cloud(sheet.axes[0, 0], pd.concat([stated, here]), "contender", names, np.random.default_rng(0))
-    return sheet.finish(ylabel="time compiled over time eager", legend=3)
 
 
 def _cloud(ax, frame: pd.DataFrame, column: str, names: dict[str, str], spread: np.random.Generator, **style) -> None:
@@ -155,12 +126,11 @@ def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
     compiled = forward[(forward["mode"] == "compiled") & forward.contender.isin(IMPLEMENTATIONS)].peak
     first = shown.iloc[0]
     title = (
-        f"Peak memory of a forward in {first['dtype']} at B{first.batch} S{first.seq_len:,} E{first.encoding_dim:,}. "
+        f"Compiled calls peak at {drawing.value_range(compiled, '.1f')} times the result, eager calls at "
+        f"{drawing.value_range(forward[forward['mode'] == 'eager'].peak, '.1f')}, ropelab's kernel at "
+        f"{drawing.value_range(forward[forward['mode'] == 'kernel'].peak, '.1f')}. A forward in {first['dtype']} at "
+        f"B{first.batch} S{first.seq_len:,} E{first.encoding_dim:,}"
     )
-    title += "Compiled calls peak at "
-    title += f"{drawing.value_range(compiled, '.1f')} times the result, eager calls at "
-    title += f"{drawing.value_range(forward[forward['mode'] == 'eager'].peak, '.1f')}, ropelab's kernel at "
-    title += drawing.value_range(forward[forward["mode"] == "kernel"].peak, ".1f")
     place = marks.places(forward.sort_values(["contender", "mode"], ascending=[True, False]).label)
     panels = grid(1, 1, (9.0, 0.36 * len(place) + 1.0), title, footer)
     ax = panels.axes[0, 0]
@@ -176,18 +146,10 @@ def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
     return panels.finish("peak memory of a forward over the size of its result", legend=6)
 
 
-def _compiled_over_eager(frame: pd.DataFrame, value: str) -> pd.DataFrame:
-    keys = [name for name in ("batch", "seq_len", "encoding_dim", "direction", "contender") if name in frame]
-    frame = frame[frame.contender.isin(IMPLEMENTATIONS)]
-    wide = frame.pivot_table(index=keys, columns="mode", values=value)
-    return (wide.compiled / wide.eager).rename("times").dropna().reset_index()
-
-
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "fairseq2_forward": (("fairseq2_grid", "fairseq2_inductor"), slowdowns),
     "fairseq2_of_a_copy": (("fairseq2_grid",), of_a_copy),
     "fairseq2_ratios": (("fairseq2_grid",), published_ratios),
-    "fairseq2_compiling": (("fairseq2_grid",), by_compiling),
     "fairseq2_memory": (("fairseq2_inductor",), memory_and_kernels),
 }
 """The name of a figure -> the studies, and the function that draws their tables with a footer."""

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ropelab.bench.rows import is_right, timed
+from ropelab.study.documents.fairseq2 import evidence
 from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE
 from ropelab.study.engine import noise
 from ropelab.study.engine.words import listed, value_range
@@ -115,11 +116,18 @@ def times_by_compiling(frame: pd.DataFrame, contender: str, value: str = "median
 
 
 def tables_sentence(equality: pd.DataFrame) -> str:
-    """How far the tables of ropelab's kernel are from the exact ones, from the evidence `fairseq2_equality`."""
+    """How far the tables of both encoders are apart, and those of ropelab's kernel from the exact ones.
+
+    Args:
+        equality: the evidence `fairseq2_equality`.
+    """
     tables = equality[equality.what == "tables"].sort_values("positions")
     far = tables.groupby(["first", "second"]).last()
-    exact = far.difference["kernel", "exact"]
-    return f"Up to position {far.positions.max():,.0f} the tables of ropelab's kernel are exact to {exact:.0e}."
+    apart, exact = far.difference["RE", "RRE"], far.difference["kernel", "exact"]
+    return (
+        f"Up to position {far.positions.max():,.0f} the tables of RE and RRE differ by up to {apart:.1e}. "
+        f"The tables of ropelab's kernel are exact to {exact:.0e}."
+    )
 
 
 def defaults_sentence(defaults: pd.DataFrame) -> str:
@@ -134,9 +142,24 @@ def log_sentence(log: pd.DataFrame, ratios: pd.DataFrame) -> str:
     native = ratios.groupby(["mode", "ratio"]).times.mean()["eager", "native"]
     re, rre = (times_by_compiling(log, name, "ms") for name in ("RE llama", "RRE llama"))
     return (
-        f"In the document's own log, RRE llama takes {rre:.2f} times as long compiled as eager. Native RE takes "
-        f"{re:.2f} times as long compiled as eager, which the document does not say. In eager mode, native RRE takes "
-        f"{native:.1f} times as long as native RE."
+        f"In the document's own log, RRE llama takes {rre:.2f} times as long compiled as eager, and native RE "
+        f"{re:.2f} times. In eager mode, native RRE takes {native:.1f} times as long as native RE."
+    )
+
+
+def ratios_sentence(grid: pd.DataFrame) -> str:
+    """The document's four mean ratios beside those of the forward here, and how many lie on the same side of 1."""
+    here = evidence.ratios(timed(grid)[[*SHAPE, "mode", "direction", "contender", "median_us"]], "median_us")
+    here = here[here.direction == "forward"].groupby(["mode", "ratio"]).times.mean()
+    both = evidence.summary().set_index(["mode", "ratio"])[["printed"]].assign(here=here).dropna()
+    layouts = {"llama": "pairs", "reference": "halves"}
+    each = [f"{mode} {layouts[ratio]} {row.here:.2f} ({row.printed:.2f})" for (mode, ratio), row in both.iterrows()]
+    same = ((both.here > 1) == (both.printed > 1)).sum()
+    compiled = [times_by_compiling(*of) for of in ((grid, "RE llama"), (evidence.log(), "RE llama", "ms"))]
+    return (
+        f"RRE's time over RE's, the mean of the forward here (and as published): {listed(each)}. {same} of {len(both)} "
+        "means lie on the same side of 1 as published. Compiled, native RE takes "
+        f"{compiled[0]:.2f} ({compiled[1]:.2f}) times as long as eager."
     )
 
 
@@ -163,5 +186,5 @@ def fastest_sentence(grid: pd.DataFrame, inductor: pd.DataFrame | None) -> str:
 def warnings_sentence(compiled: pd.DataFrame, torch_version: str) -> str:
     """The warnings while compiling, in markdown."""
     heard = sorted({text for texts in compiled.warnings.dropna() for text in texts.split("; ")})
-    said = "; ".join(f"*{text}*" for text in heard) or "none"
-    return f"Warnings while torch {torch_version} compiled: {said}."
+    said = "; ".join(f"*{text}*" for text in heard)
+    return f"torch {torch_version} {f'warns while it compiles: {said}' if said else 'gives no warning.'}"

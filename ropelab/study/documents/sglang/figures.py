@@ -12,7 +12,7 @@ from ropelab.study.documents.sglang import kernel_contenders as published
 from ropelab.study.documents.sglang import steps
 from ropelab.study.documents.sglang.evidence import published_speedups
 from ropelab.study.documents.sglang.measure import FIRST_GRID_CELLS, SECOND_GRID_CELLS
-from ropelab.study.documents.sglang.steps import APART, FAIR, PUBLISHED, STEP_NAMES, STEPS, without_models
+from ropelab.study.documents.sglang.steps import APART, PUBLISHED, STEP_NAMES, STEPS, without_models
 from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import LAYOUT, facet, grid
@@ -40,14 +40,9 @@ _CLAIMS = {of.VLLM: "SG-04", of.FLASH_FULL: "SG-05"}
 def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The peer's time over the kernel's time, from the published protocol to a fair protocol, one flaw at a time."""
     tables = {peer: steps.ratios(frame, peer) for peer in STEPS}
-    said, names = [], steps.NAMES
-    for peer, table in tables.items():
-        fair = " or ".join(f"{table[step].median():.2f}" for step in (FAIR, APART) if step in table)
-        how = " (q and k packed or apart)" if APART in table else ""
-        said.append(f"{names[peer]} {fair}{how}, by the published protocol {table[PUBLISHED].median():.2f}")
-    title = "Each flaw of the published protocol, taken away in turn. Medians of the cells, compared fairly: "
+    title, names = "Each flaw of the published protocol, taken away in turn", steps.NAMES
     stated = published_speedups()
-    panels = grid(1, len(tables), (6.4, 4.2), title + "; ".join(said), _sampled(footer, frame), sharey=True)
+    panels = grid(1, len(tables), (6.4, 4.2), title, _sampled(footer, frame), sharey=True)
     for ax, (peer, table) in zip(panels.axes[0], tables.items(), strict=True):
         large = table.index.map(_tokens) >= _LARGE
         place = np.arange(len(table.columns))
@@ -124,7 +119,7 @@ def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     table = switched.pivot_table(index=["family", "layout", "seq_len"], columns="policy", values="median_us")
     gains = (table["off"] / table["on"]).dropna().groupby("family")
     said = [f"{_FAMILIES[name][0]} {drawing.value_range(gain, '.2f')}" for name, gain in gains]
-    title = f"Speed of 1 to 8 tokens with the launch policy. In units of the speed without it: {', '.join(said)}"
+    title = f"Speed of 1 to 8 tokens with the launch policy. Speed with it over speed without: {', '.join(said)}"
     panels = facet(frame, (5.4, 3.9), title, footer, column="layout", sharey=True)
     for ax, _, layout in panels:
         here = table.xs(layout, level="layout")
@@ -167,13 +162,7 @@ def timers(frame: pd.DataFrame, footer: str = "") -> Figure:
     mixed = {peer: steps.mixed_timers(frame, peer) for peer in STEPS}
     same = {peer: steps.ratios(frame, peer)[STEPS[peer][1].name] for peer in STEPS}
     names = steps.NAMES
-    said = [
-        f"{names[peer]} would take {mixed[peer].median():.1f} times as long instead of {same[peer].median():.1f}"
-        for peer in STEPS
-    ]
-    title = "Mixed timers measure Python's launch as well. With do_bench for the peer and graphs for the kernel, "
-    title += "; ".join(said)
-    panels = grid(1, 1, (9.0, 3.8), title, _sampled(footer, frame))
+    panels = grid(1, 1, (9.0, 3.8), "Mixed timers measure Python's launch as well", _sampled(footer, frame))
     ax = panels.axes[0, 0]
     for peer, color in zip(STEPS, (1, 3), strict=True):
         for values, marker, label in ((mixed[peer], "s", "mixed timers"), (same[peer], "o", "graphs for both")):

@@ -6,22 +6,17 @@ from functools import partial
 
 import pandas as pd
 
-from ropelab.bench.rows import is_right, timed
+from ropelab.bench.rows import timed
 from ropelab.study.documents.sglang import evidence, measure
 from ropelab.study.documents.sglang.contenders import FLASH_FULL, OURS, OURS_CACHE
-from ropelab.study.documents.sglang.kernel_contenders import (
-    FIRST_KERNEL,
-    JUST_IN_TIME,
-    JUST_IN_TIME_CAST,
-    LAST_KERNEL,
-    THIRD_KERNEL,
-)
+from ropelab.study.documents.sglang.kernel_contenders import LAST_KERNEL, THIRD_KERNEL
 from ropelab.study.documents.sglang.steps import (
     NAMES,
     PUBLISHED,
     STEP_NAMES,
     STEPS,
     fastest_persistent,
+    mixed_timers,
     ratios,
     timed_alike,
     timer,
@@ -47,13 +42,22 @@ def protocol(protocols: pd.DataFrame) -> str:
     parts = []
     for peer in STEPS:
         found = ratios(protocols, peer)
-        fair = [f"{value_range(found[step])} times as long with {said}" for step, said in STEP_NAMES[peer].items()]
+        fair = [f"{found[step].median():.2f} times with {said}" for step, said in STEP_NAMES[peer].items()]
         parts.append(
-            f"{NAMES[peer]} takes {value_range(found[PUBLISHED])} times as long as the first version's kernel by the "
-            f"published protocol. It takes {' and '.join(fair)}."
+            f"In the median {NAMES[peer]} takes {found[PUBLISHED].median():.2f} times as long as the first version's "
+            f"kernel by the published protocol, and {' and '.join(fair)}."
         )
     repeated = timer(protocols)
     return " ".join([*parts, *([f"The timer itself changes the ratios: {repeated}."] if repeated else [])])
+
+
+def timers(protocols: pd.DataFrame) -> str:
+    each = [
+        f"{NAMES[peer]} takes {mixed_timers(protocols, peer).median():.1f} times as long instead of "
+        f"{ratios(protocols, peer)[STEPS[peer][1].name].median():.1f}"
+        for peer in STEPS
+    ]
+    return f"With do_bench for the peer and CUDA graphs for the kernel, in the median {', and '.join(each)}."
 
 
 def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
@@ -106,25 +110,6 @@ def vector_widths(widths: pd.DataFrame) -> str:
     )
 
 
-def head_sizes(sizes: pd.DataFrame) -> str:
-    ours = sizes[(sizes.contender == OURS) & is_right(sizes)]
-    reached = value_range(ours.fraction_of_copy)
-    return f"ropelab rotates heads of {listed(sorted(set(ours.head_dim)))} features at {reached} of a copy."
-
-
-def diffusion(frame: pd.DataFrame) -> str:
-    table = timed(frame).pivot_table(index="cell", columns="contender", values="median_us", sort=False)
-    each = [
-        f"At {cell} ropelab takes {row[OURS]:.1f} µs, the first version {row[FIRST_KERNEL]:.1f}, and the last version "
-        f"{row[LAST_KERNEL]:.1f}."
-        for cell, row in table.iterrows()
-    ]
-    return (
-        f"Shapes of diffusion models, in place. {' '.join(each)} A call that first converts the tables of the "
-        f"{JUST_IN_TIME} takes {value_range(table[JUST_IN_TIME_CAST] / table[JUST_IN_TIME])} times as long."
-    )
-
-
 def share_of_image(kernel: pd.DataFrame, baseline_ms: float) -> str:
     """The sentence on the most that the rotation can save of an image that takes ``baseline_ms``.
 
@@ -132,7 +117,7 @@ def share_of_image(kernel: pd.DataFrame, baseline_ms: float) -> str:
     """
     (row,) = kernel.itertuples()
     return (
-        f"{row.calls:,} calls in one image (an assumption), with the claimed gain over the positions API, save "
+        f"with {row.calls:,} calls in one image (an assumption), the claimed gain over the positions API saves "
         f"{row.expected_ms:.0f} ms of {baseline_ms:,.0f} ({100 * row.expected_ms / baseline_ms:.2f} %); the whole "
         f"rotation takes at most {row.all_ms:.0f} ms ({100 * row.all_ms / baseline_ms:.1f} %)"
     )
@@ -143,7 +128,7 @@ def end_to_end() -> str:
     saved = share_of_image(kernel, total.baseline)
     less = 100 * kernel.expected_ms.item() / total.baseline < abs(total.change_percent)
     return (
-        f"The document's two runs differ by {total.change_percent:+.1f} %. {saved}. "
+        f"The document's two runs differ by {total.change_percent:+.1f} %. W{saved[1:]}. "
         f"The gain is {'less' if less else 'not less'} than that difference."
     )
 
@@ -151,11 +136,10 @@ def end_to_end() -> str:
 SENTENCES: engine.Sentences = {
     "flags": ((), flags),
     "protocol": (("sglang_protocols",), protocol),
+    "timers": (("sglang_protocols",), timers),
     "grids": (("sglang_protocols", "sglang_second_grid"), grids),
     "low_tokens": (("sglang_low_tokens",), low_tokens),
     "vector_widths": (("sglang_vector_widths",), vector_widths),
-    "head_sizes": (("sglang_head_sizes",), head_sizes),
-    "diffusion": (("sglang_diffusion",), diffusion),
     "end_to_end": ((), end_to_end),
 }
 

@@ -28,7 +28,7 @@ from ropelab.study.engine import findings as engine
 from ropelab.study.engine import noise
 from ropelab.study.engine.judging import above
 from ropelab.study.engine.verdict import Basis
-from ropelab.study.engine.words import value_range
+from ropelab.study.engine.words import followed, value_range
 from ropelab.study.plots.drawing import label
 
 CELL = ["part", "kind", "n_seqs", "longest", "tokens", "freqs_len", "cp_size", "cp_rank"]
@@ -151,10 +151,14 @@ def shares(layer: pd.DataFrame) -> pd.DataFrame:
     return table.rename_axis(columns=None)
 
 
+IN_WORDS = {"dead_blocks": "empty blocks", "ns_per_dead_block": "ns for each empty block"}
+"""Names of columns in the words of the chapter."""
+
+
 def packings(kernels: pd.DataFrame, step: str) -> pd.DataFrame:
     """The times of table B, without the columns in which its packings do not differ."""
     table = times(kernels, step).query("part == 'table B'")
-    return table.drop(columns=["part", "kind", "tokens", "freqs_len", "cp_size", "cp_rank"])
+    return table.drop(columns=["part", "kind", "tokens", "freqs_len", "cp_size", "cp_rank"]).rename(columns=IN_WORDS)
 
 
 def costly(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -175,12 +179,6 @@ def layer_times(layer: pd.DataFrame) -> pd.DataFrame:
     spans = layer_spans(layer)
     ms = [f"{row.middle:.2f} ({row.least:.2f} to {row.most:.2f})" for row in spans.itertuples()]
     return spans.assign(ms=ms).pivot(index="n_seqs", columns="contender", values="ms").reset_index()
-
-
-def same_bits_sentence(kernels: pd.DataFrame) -> str:
-    """The cells of full size in which both grids give the same bits."""
-    full = kernels.query("step == @GIVEN").same_bits.dropna().astype(str)
-    return f"Cells of `te_kernels` (full size) with the same bits: {(full == 'True').sum()} of {len(full)}."
 
 
 def sum_effects(kernels: pd.DataFrame) -> pd.DataFrame:
@@ -266,6 +264,15 @@ def table_b_counts(kernels: pd.DataFrame) -> str:
     )
 
 
+def own_length_counts(kernels: pd.DataFrame) -> str:
+    """Both grids for equal sequences whose table is as long as a sequence; "" without such cells."""
+    table = times(kernels).query("part == 'freqs_len' and kind == 'balanced' and freqs_len == longest")
+    table = table.assign(ratio=table[OLD] / table[NEW]).dropna(subset="ratio").sort_values("n_seqs")
+    each = (f"{row.ratio:.2f} for {row.n_seqs:,} sequences" for row in table.itertuples())
+    said = followed("With a table of the sequences' own length, the old grid's time over the new grid's is ", each)
+    return said and said + "."
+
+
 def skew_counts(kernels: pd.DataFrame) -> str:
     """The choices of both heuristics for one long sequence among short sequences."""
     table = choices(kernels)
@@ -313,8 +320,17 @@ def layer_counts(layer: pd.DataFrame) -> str:
         for name, what in ((OLD, "the old grid"), (NEW, "the new grid"), ("ropelab", "ropelab"))
         if name in table
     ]
-    said = f"In the layer q and k alone take {', '.join(parts)}."
-    return f"{_whose(layer)}{said} {_beside_the_new_grid(layer)}".strip()
+    said = f"In the layer the rotation of q and k alone takes {', '.join(parts)}."
+    return " ".join(filter(None, (f"{_whose(layer)}{said}", _added(layer), _beside_the_new_grid(layer))))
+
+
+def _added(layer: pd.DataFrame) -> str:
+    """How much shorter the layer is without a rotation than with ropelab; "" where one was not timed."""
+    ours = shares(layer).query("contender == 'ropelab'").dropna()
+    more = "; q and k alone do not explain so much, and the record does not tell what does"
+    more = more if (ours.added > ours.share).all() else ""
+    said = f"Without a rotation the layer is {value_range(100 * ours.added, '.1f')} % shorter than with ropelab{more}."
+    return said if len(ours) else ""
 
 
 def _beside_the_new_grid(layer: pd.DataFrame) -> str:
@@ -336,6 +352,7 @@ def _beside_the_new_grid(layer: pd.DataFrame) -> str:
 SENTENCES: engine.Sentences = {
     "te_dead_blocks": (("te_kernels",), blocks_count),
     "te_table_b": (("te_kernels",), sum_counts),
+    "te_freqs_len": (("te_kernels",), own_length_counts),
     "te_skew": (("te_kernels",), skew_counts),
     "te_layer": (("te_layer",), layer_counts),
 }

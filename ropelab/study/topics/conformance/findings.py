@@ -1,6 +1,7 @@
 """Apply the laws of `ropelab.conformance` to the catalogue of faults and to implementations at hand."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +16,7 @@ from ropelab.bench.workers import Job, cores, spread
 from ropelab.conformance import LAWS, Report
 from ropelab.conformance.faults import AGREEMENT, FAULTS, NOT_EXPRESSED, THEMES
 from ropelab.conformance.laws import THEMES as LAW_THEMES
+from ropelab.kernels import use_backend
 
 DEFINITION = "definition"
 NEEDS_TRUTH = (*AGREEMENT, "huge")
@@ -249,7 +251,8 @@ def peers(
 
 def _held_contender(name: str, laws: Sequence[str] | None) -> pd.DataFrame:
     contender = next(contender for contender in CONTENDERS if contender.name == name)
-    return held(contender, laws=laws, device="cpu", dtype=torch.float32)
+    with nullcontext() if contender.triton else use_backend("torch"):  # also where this process interprets kernels
+        return held(contender, laws=laws, device="cpu", dtype=torch.float32)
 
 
 def violations(frame: pd.DataFrame) -> pd.DataFrame:

@@ -167,10 +167,14 @@ class Chapter:
         look = {"text-align": "left", "white-space": "nowrap"}
         display(self.table(names).style.hide(axis="index").set_properties(**look).format(_cell, na_rep=""))
 
-    def same_machine_code(self) -> bool:
-        """Whether the last step and the library's kernel have the same machine code, in both layouts."""
+    def beside_the_library(self) -> str:
+        """Whether the last step and the library's kernel have the same machine code, in both layouts, in words."""
         pairs = zip((tile_name(1, 8, 2), "8 stages, adjacent pairs"), machine_code.IN_LIBRARY, strict=True)
-        return all(self.facts[ours]["code"] == self.facts[library]["code"] for ours, library in pairs)
+        same = all(self.facts[ours]["code"] == self.facts[library]["code"] for ours, library in pairs)
+        return (
+            f"For a tile of 1 token and 8 heads, the last step compiles to {'the same' if same else 'other'} machine "
+            f"code {'as' if same else 'than'} the library's kernel, in both layouts."
+        )
 
     def sentences(self) -> list[str]:
         """The findings of the record for the shape; none without a record."""

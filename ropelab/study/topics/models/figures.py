@@ -53,7 +53,12 @@ def saved(frame: pd.DataFrame, footer: str = "") -> Figure:
     shares = evidence.savings(frame).drop(evidence.doubtful(frame).index)
     rows = shares.reset_index()
     rows["row"] = rows.model + ": " + rows.step
-    title = f"ropelab saves up to {shares.drop(columns=NONE, errors='ignore').max(axis=None):.0%} of a step"
+    title = " and ".join(
+        f"{what} up to {shares[way].max():.0%}"
+        for way, what in ((OURS, "ropelab's rotation saves"), (NORMS, "with fused norms"))
+        if way in shares
+    )
+    title += " of a step"
     place = marks.places(rows.row)
     panels = facet(
         rows, (4.6, 0.34 * len(place) + 0.9), title, footer, column="mode", words={}, sharex=True, sharey=True

@@ -148,7 +148,7 @@ def ceiling_sentence(ceilings: pd.DataFrame, ratio: int = 4) -> str:
     rows = ceilings[ceilings.ratio == ratio].set_index(["launches", "cache"]).ceiling
     three, two, _ = LAUNCHES
     return (
-        f"By bytes one pass is {rows[three, 16]:.2f} times as fast as three launches, {rows[two, 16]:.2f} times as "
-        f"two. So it is with {ratio} query heads for each key head and a cache in 16 bits; with 8 bits it is "
-        f"{rows[three, 8]:.2f} and {rows[two, 8]:.2f} times."
+        f"With {ratio} query heads for each key head and a cache in 16 bits, one pass is by bytes "
+        f"{rows[three, 16]:.2f} times as fast as three launches and {rows[two, 16]:.2f} times as fast as two. With a "
+        f"cache in 8 bits it is {rows[three, 8]:.2f} and {rows[two, 8]:.2f} times as fast."
     )

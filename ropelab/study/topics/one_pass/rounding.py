@@ -34,7 +34,7 @@ FLOAT32 = Rounding.nearest(torch.float32)
 UNSTORED = Arithmetic(NO_ROUNDING, FLOAT32, NO_ROUNDING)
 KEPT = Arithmetic(NO_ROUNDING, FLOAT32, Rounding.nearest(torch.float16))
 """The roundings of k in float16, for tables that are given; the interpreter would cut bfloat16 off."""
-HEADS, HEAD_DIM, SIZE, ROWS, EPS, SCALE = 8, 64, 16, 4096, 1e-6, 0.37
+HEADS, HEAD_DIM, SIZE, ROWS, EPS, SCALE = 8, 64, 8, 4096, 1e-6, 0.37
 """Heads and their features, the slots of a block of the cache, the rows of the tables, and the given scale."""
 E4M3 = torch.float8_e4m3fn
 
@@ -59,13 +59,17 @@ def norms(head_dims: tuple[int, ...] = (64, 128, 256), rows: int = 128) -> pd.Da
 
 
 def largest_norm_error(head_dim: int, rows: int) -> tuple[int, float]:
-    """The size of a head, and the largest relative error of the kernel's norm of random heads in units of float32."""
+    """The size of a head, and the largest relative error of the kernel's norm of random heads in units of float32.
+
+    Args:
+        rows: the number of heads, a multiple of `HEADS`.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = 1 + torch.rand(1, rows, 1, head_dim, generator=torch.Generator().manual_seed(head_dim))
+    x = 1 + torch.rand(1, rows // HEADS, HEADS, head_dim, generator=torch.Generator().manual_seed(head_dim))
     x, weight = x.to(device), torch.ones(head_dim, device=device)
-    cos, sin = torch.ones(rows, head_dim // 2, device=device), torch.zeros(rows, head_dim // 2, device=device)
+    cos = torch.ones(rows // HEADS, head_dim // 2, device=device)
     with use_backend("triton"):
-        y, _ = ropelab.apply_qk_norm_rope(x, x, weight, weight, eps=0.0, cos=cos, sin=sin)
+        y, _ = ropelab.apply_qk_norm_rope(x, x[:, :, :1], weight, weight, eps=0.0, cos=cos, sin=torch.zeros_like(cos))
     right = rms_norm(exact(x), np.ones(head_dim, EXACT), 0.0)
     return head_dim, float(abs(exact(y) / right - 1).max()) / FLOAT32_UNIT
 

@@ -7,6 +7,7 @@ from ropelab.bench.host import NO_GRAD, with_calls
 from ropelab.bench.model_shapes import halves
 from ropelab.bench.records import Record
 from ropelab.study.engine.repeats import between_runs
+from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.topics.performance import model_heads
 from ropelab.study.topics.performance.comparison import OURS, against_peers, timed
 
@@ -107,7 +108,8 @@ def heads_sentences(frame: pd.DataFrame) -> list[str]:
         )
     if len(ahead):
         first = ahead.iloc[0]
-        faster += f" The largest lead is that of {first.contender}: {first.ours_over_theirs - 1:.0%} at {first.cell}."
+        leads = CONTENDERS.label(first.contender)
+        faster += f" The largest lead is that of {leads}: {first.ours_over_theirs - 1:.0%} at {first.cell}."
     return [*said, faster]
 
 
@@ -176,9 +178,10 @@ def host_sentence(frame: pd.DataFrame) -> str:
     frame = with_calls(frame)
     calls = timed(frame[frame.call == NO_GRAD]).groupby("contender").median_us.median()
     others = calls.drop([name for name in calls.index if name.startswith(OURS)])
+    least, most = (CONTENDERS.label(name) for name in (others.idxmin(), others.idxmax()))
     return (
         f"One eager call for eight tokens, without autograd, costs the host {calls[OURS]:.0f} µs. The peers take "
-        f"{others.min():.0f} ({others.idxmin()}) to {others.max():.0f} µs ({others.idxmax()})."
+        f"{others.min():.0f} ({least}) to {others.max():.0f} µs ({most})."
     )
 
 

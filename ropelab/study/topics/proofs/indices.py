@@ -3,8 +3,12 @@
 from typing import Any
 
 import pandas as pd
+from IPython.display import Markdown, display
 
+from ropelab.kernels.positions_torch import Shard
+from ropelab.study.engine.findings import PROVED, statements
 from ropelab.study.topics.proofs import addresses, pairs, positions, programs
+from ropelab.study.topics.proofs.planted import altered
 from ropelab.study.topics.proofs.symbolic import Proof, prove
 
 STATEMENTS = pairs.STATEMENTS | programs.STATEMENTS | addresses.STATEMENTS | positions.STATEMENTS
@@ -37,3 +41,21 @@ def proofs() -> pd.DataFrame:
     others = [words for words in STATEMENTS if not words.startswith(QUICK)]
     rows = pd.concat([found, pd.DataFrame({"statement": others, "outcome": BY_TESTS})], ignore_index=True)
     return rows.drop(columns="refutation").astype({"cases": "Int64", "paths": "Int64"})
+
+
+def show() -> None:
+    """Show the proofs of this run in the notebook, then the counterexample to an error that is planted in the zigzag.
+
+    A proof that accepts everything proves nothing.
+
+    Raises:
+        AssertionError: a statement is not proved, or the planted error is.
+    """
+    found = proofs()
+    here = found[found.outcome != BY_TESTS]
+    display(found.style.hide(axis="index").format(na_rep=""))
+    statements(list(here.statement), PROVED)
+    place = altered(Shard.place, "local < half", "local <= half")
+    planted = proof("zigzag and whole chunks are a partition of a sequence", {"place": place})
+    assert (here.outcome == "proved").all() and planted.outcome == "refuted", (here, planted)
+    display(Markdown(f"With `local <= half` in place of `local < half`, Z3 answers: `{planted.refutation}`."))
