@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ropelab.bench.records import ROOT
+from ropelab.bench.records import MEASUREMENTS, ROOT, gpus
 
 REPEATS = ROOT / "data" / "repeats.csv"
 
@@ -67,8 +67,8 @@ def distances(earlier: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
     return cells.assign(distance=np.expm1(np.log(cells.median_us_x / cells.median_us_y).abs()))[["timer", "distance"]]
 
 
-def measured(folder: str) -> pd.DataFrame:
-    """The distances of all studies with records under ``folder`` in the history: a row for each study and timer.
+def measured(*folders: str) -> pd.DataFrame:
+    """The distances of all studies with records under the folders in the history: a row for each study and timer.
 
     Two successive records count if each file that both name has the same checksum in both: the files of other packages,
     and the code that times. Times of two methods lie apart for more reasons than noise.
@@ -76,19 +76,20 @@ def measured(folder: str) -> pd.DataFrame:
     Returns:
         Columns study, timer, distance (`SHARE` of the cells lie within it), cells, and records (the times of day).
     """
-    rows = []
-    for path in sorted(_git("ls-files", f"{folder}/*.csv").split()):
-        history = list(_history(path))
-        found = [
+    found, records = {}, {}
+    for path in _git("ls-files", *(f"{folder}/*.csv" for folder in folders)).split():
+        study, history = Path(path).stem, list(_history(path))
+        records.setdefault(study, []).extend(utc[:16] for utc, *_ in history)
+        found.setdefault(study, [pd.DataFrame(columns=["timer", "distance"])]).extend(
             distances(earlier, later)
             for (_, before, earlier), (_, after, later) in pairwise(history)
             if all(after[name] == checksum for name, checksum in before.items() if name in after)
-        ]
-        found = pd.concat(found) if found else pd.DataFrame(columns=["timer", "distance"])
-        records = " ".join(utc[:16] for utc, *_ in history)
-        for timer, cells in found.groupby("timer"):
+        )
+    rows = []
+    for study, frames in sorted(found.items()):
+        for timer, cells in pd.concat([frame for frame in frames if len(frame)] or frames).groupby("timer"):
             distance = round(float(cells.distance.quantile(SHARE)), 4)
-            rows.append((Path(path).stem, timer, distance, len(cells), records))
+            rows.append((study, timer, distance, len(cells), " ".join(sorted(records[study]))))
     return pd.DataFrame(rows, columns=["study", "timer", "distance", "cells", "records"])
 
 
@@ -113,4 +114,4 @@ def _git(*arguments: str) -> str:
 
 
 if __name__ == "__main__":
-    measured("data/measurements/nvidia-h200").to_csv(REPEATS, index=False)
+    measured(*(f"data/measurements/{gpu}" for gpu in gpus(MEASUREMENTS))).to_csv(REPEATS, index=False)
