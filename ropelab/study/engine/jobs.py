@@ -3,6 +3,8 @@
 A function gets the name of the study, because processes exchange names and not functions.
 """
 
+import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,8 +15,19 @@ from ropelab.study.engine import registered
 from ropelab.study.engine.outcome import JobResult, beside_others, growing
 
 
+def import_tvm_ffi() -> None:
+    """Import tvm_ffi from the environment, if it has the package.
+
+    FlashInfer compiles its kernels anew where tvm_ffi lies in another folder, and `ropelab.bench.peers.quack` would
+    import it from a new folder in each process.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module("tvm_ffi")
+
+
 def compile_flashinfer(version: str, compiles: Callable[[str], object]) -> JobResult:
     """Compile kernels of a version of FlashInfer by ``compiles``. The outcome has no table."""
+    import_tvm_ffi()
     return replace(beside_others(f"FlashInfer {version}", partial(compiles, version)), found=None)
 
 
@@ -38,6 +51,7 @@ def measured(study: str, untimed: Any, smoke: bool) -> Iterator[JobResult]:
     Args:
         untimed: the result of the untimed part of the study, or None if there is none yet.
     """
+    import_tvm_ffi()
     known = registered.all_studies()[study]
     return growing(study, partial(known if untimed is None else partial(known.table, untimed), smoke=smoke))
 

@@ -96,8 +96,33 @@ def drawn_calls(frame: pd.DataFrame, footer: str = "") -> Figure:
     return panels.finish("tokens of the call", "fraction of the limit", legend=2)
 
 
+def context_lengths(frame: pd.DataFrame, footer: str = "") -> Figure:
+    """The fraction of a copy against the length of one sequence: a bar over both directions with their noise."""
+
+    def reached(frame: pd.DataFrame) -> str:
+        least = timed(frame).query("contender == @OURS").groupby("seq_len").fraction_of_copy.min()
+        full = least[least[::-1].ge(0.95).cummin()[::-1]]
+        return f"from {full.index[0]:,} tokens on ropelab runs at {full.min():.2f} to {full.max():.2f} of a copy"
+
+    times = drawing.noisy("lengths", frame)
+    title = f"One sequence with the heads of Llama 3. {drawing.each(reached, frame)}"
+    panels = facet(times, (5.2, 3.6), title, footer, column="gpu", sharey=True)
+    for ax, panel, _ in panels:
+        for step, (name, rows) in enumerate(drawing.contenders(panel)):
+            found = drawing.spans(rows, "seq_len", "fraction_of_copy", speed=True)
+            found.index *= 1.06 ** (step - 2)  # the bars stand beside each other, so that none hides another
+            ax.plot(found.index, found.middle, color=CONTENDERS(name)["color"], linewidth=0.8)
+            marks.spans(ax, found.index, found, CONTENDERS(name))
+        marks.one(ax, upright=False, label="the best copy of the same bytes")
+        ax.set(xscale="log", ylim=(0, None))
+        ax.set_xticks(lengths := sorted(panel.seq_len.unique()), [f"{length:,}" for length in lengths], rotation=45)
+        ax.minorticks_off()
+    return panels.finish("tokens of the sequence", "fraction of a copy", legend=3)
+
+
 FIGURES = {
     "roofline": (("dense",), roofline),
+    "context_lengths": (("lengths",), context_lengths),
     "speedups": (("dense",), speedups),
     "drawn_calls": (("model_heads",), drawn_calls),
 }
