@@ -6,12 +6,10 @@ import pandas as pd
 
 from ropelab.bench.checksums import DATA
 from ropelab.bench.peers import PEERS
+from ropelab.bench.worst_calls import LARGE_BYTES, limit_us
 
 COUNTERS = DATA / "tile_counters.csv"
 """Counters of Nsight Compute, of five calls on an H200 with the kernel of their day."""
-
-LARGE_BYTES = 16_000_000
-"""The fewest bytes of a large call, which only the memory limits. The start limits a smaller call too."""
 
 _LINE = 128
 _ALIGNED, _UNALIGNED = 0.95, 0.90
@@ -40,7 +38,7 @@ def judged(frame: pd.DataFrame) -> pd.DataFrame:
     itemsize = ours.dtype.map({"bfloat16": 2, "float16": 2, "float32": 4})
     bar = (ours.head_dim * itemsize % _LINE == 0).map({True: _ALIGNED, False: _UNALIGNED})
     copy_us = ours.places_us.fillna(ours.copy_us)
-    limit = copy_us * ours.necessary_bytes / ours.head_bytes
+    limit = limit_us(ours)
     large = ours.bytes >= LARGE_BYTES
     allowed = (limit / bar).where(large, copy_us + (ours.positions != "none").map(_START_US))
     return ours.assign(
