@@ -139,11 +139,9 @@ def test_times_of_one_contender(study, contender, factor, data):
 
 def test_the_hash_of_the_kernels(data):
     """A record from before the other modules were hashed has this hash alone."""
-    path = data / "measurements" / "nvidia-h100-80gb-hbm3" / "te_kernels.json"
-    about = without_modules(path) | {"kernels_sha256": "0" * 64}
-    del about["triton_launches"]  # such a record names no launches either
-    with tampered(path, json.dumps(about)):
-        record = records.load("te_kernels", records.Selection(data / "measurements", "nvidia-h100-80gb-hbm3"))
+    path = data / "measurements" / "nvidia-h100-80gb-hbm3" / "memory.json"
+    with tampered(path, json.dumps(without_modules(path) | {"kernels_sha256": "0" * 64})):
+        record = records.load("memory", records.Selection(data / "measurements", "nvidia-h100-80gb-hbm3"))
         assert record.stale == ("ropelab.kernels",) and record.footer.endswith("kernels changed since: measure again")
         assert len(checksums.differences(data)) == 1
 

@@ -35,6 +35,9 @@ SHOWN = [
 ]  # fmt: skip
 """The contenders of the first figure; the second figure has the other tiles."""
 
+_SIDES = "loads", "stores", "pairs"
+"""The accesses that kernels of step 4 leave strided: one side, the other, or both."""
+
 
 class Chapter:
     """The steps for one shape.
@@ -207,6 +210,19 @@ class Chapter:
                 )
         return said
 
+    def sides(self) -> list[str]:
+        """Which accesses of the strided kernel cost the time: a sentence for each GPU whose record has both kernels."""
+        said = []
+        for gpu, rows in self.measured.groupby("gpu", sort=False):
+            took = rows.set_index("contender").median_us
+            if {"4 strided loads", "4 strided stores"} <= set(took.index):
+                loads, stores, both = (took[f"4 strided {each}"] / took["4 split pairs"] for each in _SIDES)
+                said.append(
+                    f"On an {gpu}, strided loads alone take {loads:.1f} times as long as split pairs, strided stores "
+                    f"alone {stores:.1f} times, and both {both:.1f} times."
+                )
+        return said
+
     def compared(self, slow: str, fast: str) -> list[str]:
         """Say how instructions and time change from one step to another, and how near the highest roof is."""
         said = []
@@ -218,6 +234,9 @@ class Chapter:
             return [*said, f"The record has no time of both for {self.words}."]
         for gpu in self.machines:
             took = times.loc[gpu.name, [slow, fast]]
+            if took.isna().any():
+                said.append(f"The record of the {gpu.name} has no time of {took.index[took.isna()][0]}.")
+                continue
             roofs = {"bytes": self.bytes(fast) / gpu.bytes_per_us}
             if facts := self.facts.get(fast):
                 roofs |= {"instructions": predicted.issue_us(facts, gpu), "starts": predicted.start_us(facts)}

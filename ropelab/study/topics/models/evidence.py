@@ -62,10 +62,12 @@ def sentences(frame: pd.DataFrame) -> list[str]:
     if idle:
         found.append(f"ropelab saves less than {WORTHLESS:.0%} of the time of these steps: {'; '.join(idle)}.")
     for (mode, step), longer in unclear.groupby(level=["mode", "step"], sort=False):
+        change = -savings(frame)[OURS].xs((mode, step), level=("mode", "step"))
         found.append(
-            f"The step {step}, {mode}, is left out: a model that does not rotate took up to {longer.max():.0%} longer "
-            "there than with ropelab. A model that does not rotate cannot be slower than one that does, so the noise "
-            "is larger than the gain."
+            f"The step {step}, {mode}, is left out of these ranges: a model that does not rotate took up to "
+            f"{longer.max():.0%} longer there than with ropelab, and cannot be slower than one that does. By the "
+            f"medians the time with ropelab differs from Transformers' by {change.min():+.0%} to {change.max():+.0%}. "
+            "Such differences measure no rotation."
         )
     return [*found, *filter(None, [noise_sentence(frame)])]
 

@@ -7,9 +7,11 @@ from ropelab.bench.host import NO_GRAD, with_calls
 from ropelab.bench.model_shapes import halves
 from ropelab.bench.records import Record
 from ropelab.study.engine.repeats import between_runs
+from ropelab.study.engine.words import value_range
 from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.topics.performance import model_heads
 from ropelab.study.topics.performance.comparison import OURS, against_peers, timed
+from ropelab.study.topics.performance.findings import in_all_formats
 
 LANES = 128
 """The float32 lanes of a multiprocessor of sm_90: CUDA C++ Programming Guide, arithmetic instructions."""
@@ -78,6 +80,37 @@ def peers_sentence(frame: pd.DataFrame) -> str:
     )
 
 
+def lengths_sentence(frame: pd.DataFrame) -> str:
+    """The fraction of a copy at short and at long sequences, and the lengths at which a peer is faster."""
+    times = timed(frame).set_index(["contender", "seq_len", "layout", "direction"])
+    ours = times.loc[OURS]
+    short, long = (
+        f"{part.min():.2f} to {part.max():.2f}"
+        for _, part in ours.fraction_of_copy.groupby(ours.index.get_level_values("seq_len") >= 4096)
+    )
+    said = f"From 4,096 tokens on ropelab runs at {long} of a copy, with fewer at {short}."
+    peers = times.median_us[[not name.startswith((OURS, PREFIX)) for name, *_ in times.index]].unstack("contender")
+    ratios = peers.div(ours.median_us, axis=0).stack()
+    for (name, length), part in ratios[ratios < 1].groupby(["contender", "seq_len"]):
+        said += (
+            f" At {length:,} tokens {CONTENDERS.label(name)} takes {value_range(part)} of its time; ropelab writes new "
+            "tensors in this record."
+        )
+    return said
+
+
+def formats_sentence(dense: pd.DataFrame, formats: pd.DataFrame) -> str:
+    """The fraction of a copy of each format, and how far the formats of a cell lie apart."""
+    ours = _ours(in_all_formats(dense, formats))
+    middle = ours.groupby("format").fraction_of_copy.median()
+    cells = ours.pivot_table(index=["cell", "layout", "direction"], columns="format", values="fraction_of_copy")
+    apart = (cells.max(axis=1) - cells.min(axis=1)).dropna()
+    return (
+        f"In the median the {len(middle)} formats run at {value_range(middle)} of a copy. Within a cell they differ by "
+        f"{apart.median():.3f} in the median, and by {apart.max():.3f} at most."
+    )
+
+
 def drawn_sentence(frame: pd.DataFrame) -> str:
     """The median of all drawn calls, and how many are far from the limit or below their bar."""
     every = model_heads.judged(frame)
@@ -109,7 +142,7 @@ def heads_sentences(frame: pd.DataFrame) -> list[str]:
     if len(ahead):
         first = ahead.iloc[0]
         leads = CONTENDERS.label(first.contender)
-        faster += f" The largest lead is that of {leads}: {first.ours_over_theirs - 1:.0%} at {first.cell}."
+        faster += f" At worst ropelab takes {first.ours_over_theirs:.2f} times as long as {leads}: {first.cell}."
     return [*said, faster]
 
 
