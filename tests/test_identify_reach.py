@@ -1,6 +1,7 @@
 """The identification names documents, shards, axes, dtypes, thresholds and later calls, and operators with a cache."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -227,10 +228,30 @@ def key_without_a_gradient(xq, xk, freqs_cis):
     return correct.complex_numbers(xq, xk.detach(), freqs_cis)
 
 
-@reached("plain", "is not rotated behind the last full block of 100 tokens in sequences of more than 100 tokens")
-def remainder_left(x, positions):
+def remainder_left(x, positions, tile):
     y, count = correct.plain(x, positions), x.shape[1]
-    return torch.cat((y[:, : count // 100 * 100], x[:, count // 100 * 100 :]), 1) if count > 100 else y
+    return torch.cat((y[:, : count // tile * tile], x[:, count // tile * tile :]), 1) if count > tile else y
+
+
+for tile in (32, 100):
+    says = f"is not rotated behind the last full block of {tile} tokens"
+    REACHED[f"remainder_of_{tile}"] = (partial(remainder_left, tile=tile), "plain", says, {})
+
+
+@reached("plain", "is not rotated in tokens >= 64")
+def tokens_left(x, positions):
+    return torch.cat((correct.plain(x, positions)[:, :64], x[:, 64:]), 1)
+
+
+@reached("huggingface", "is not rotated in heads beyond those of the other input")
+def heads_left(q, k, cos, sin, unsqueeze_dim=1):
+    axis = 1 if unsqueeze_dim == 1 else 2
+    heads = min(q.shape[axis], k.shape[axis])
+    turned = correct.huggingface(q, k, cos, sin, unsqueeze_dim)
+    return tuple(
+        torch.cat((y.narrow(axis, 0, heads), x.narrow(axis, heads, x.shape[axis] - heads)), axis)
+        for x, y in zip((q, k), turned, strict=True)
+    )
 
 
 @reached("huggingface", "rounds the input to float16", dtype=torch.bfloat16)
@@ -402,9 +423,9 @@ class Scaled(Operator):
 
 OF_SCALES = {
     "the stored v is stored without its scale": Scaled(lambda q, k, v: (q, k, torch.ones_like(v))),
-    "the stored k is multiplied by its scale": Scaled(lambda q, k, v: (q, 1 / k, v)),
-    "q is divided by the scale of k": Scaled(lambda q, k, v: (k, k, v)),
-    "the stored k is divided by its scale twice": Scaled(lambda q, k, v: (q, k * k, v)),
+    "the stored k is divided by its scale, in place of multiplied": Scaled(lambda q, k, v: (q, 1 / k, v)),
+    "q is multiplied by the scale of k": Scaled(lambda q, k, v: (k, k, v)),
+    "the stored k is multiplied by its scale twice": Scaled(lambda q, k, v: (q, k * k, v)),
 }
 
 
