@@ -11,7 +11,11 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance import verify
 from ropelab.conformance.cache.correct import FORMS, Operator
 from ropelab.conformance.cache.faults import CACHE_FAULTS
-from ropelab.conformance.faults import correct
+from ropelab.conformance.declared import declare
+from ropelab.conformance.diagnose import _suspect
+from ropelab.conformance.faults import FAULTS, correct
+from ropelab.conformance.identify.identification import _needed
+from ropelab.conformance.surroundings import Surroundings
 from tests.test_identify import identified, one_thread  # noqa: F401
 
 REACHED = {}
@@ -434,3 +438,20 @@ def test_scales_of_8_bit_floats(words):
     convention = "rope_quantize_fp8_append_paged_kv_cache"
     found = verify(FORMS[convention](OF_SCALES[words]), convention, laws=["definition"]).identification
     assert found.proven and words in found.words()[0], found.words()
+
+
+def test_a_fault_of_v_explains_no_function_without_v():
+    def subject(convention):
+        return declare(convention).subject(correct.vllm, Surroundings(()))
+
+    fault = FAULTS["values_rotated_too"]
+    assert _suspect(fault, subject("vllm")) is None and _suspect(fault, subject("qkv_rope")) is not None
+
+
+def test_a_deviation_that_explains_no_answer_is_not_told():
+    class Answers:
+        def wrong(self, description):
+            return [answer for answer in ("one", "two", "three") if answer not in description]
+
+    assert _needed(Answers(), ("one", "nothing", "two")) == ("one", "two")
+    assert _needed(Answers(), ("nothing",)) == ("nothing",)
