@@ -299,6 +299,20 @@ def test_yarn_of_llama_cpp():
     assert verify_config(configured(YARN), theirs | {"freq_scale": 0.5}).findings[0].key == "factor"
 
 
+def test_keys_are_named_as_the_file_spells_them():
+    theirs = {"--freq-base": 1e6, "--freq-scale": 0.25, "n_rot": 64}
+    found = verify_config(theirs, tables(4 * inverse(1e6))).findings[0]
+    assert str(found) == "1 / --freq-scale multiplies the frequencies, in place of dividing them"
+    found = verify_config(theirs, tables(inverse(2e6) / 4)).findings[0]
+    assert found.key == "--freq-base", found
+
+
+def test_a_factor_is_told_only_if_all_numbers_have_it():
+    some = torch.where(torch.arange(32) < 20, 0.9, 1.0)
+    found = verify_config(configured(PLAIN), tables(inverse(), some)).findings
+    assert "not one number: it goes from 0.9 to 1" in str(found[-1]), found
+
+
 MROPE = PLAIN | {"mrope_section": [8, 12, 12]}
 
 

@@ -330,5 +330,6 @@ def _verdict(outcome: ProcessEnd, asked: int) -> str:
     every = sum(law.by_default for law in laws_of(outcome.about.get("convention", "")).values())
     held = sum(result["status"] == "pass" for result in outcome.results.values())
     noted = sum(result["status"] == "note" for result in outcome.results.values())
-    which = f"all {held} laws that apply hold" if not noted else f"{held} laws hold, {noted} to note"
+    every_one = "the one law that applies holds" if held == 1 else f"all {held} laws that apply hold"
+    which = every_one if not noted else f"{held} law{'s hold' if held > 1 else ' holds'}, {noted} to note"
     return f"right: {which}" + (f", of the {asked} asked for" if asked < every else "")

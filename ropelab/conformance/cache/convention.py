@@ -59,6 +59,7 @@ class CacheConvention:
             ``"table_free"`` of `CacheSubject`.
         float8_only: whether every cache has 8-bit floats, and q too.
         scales_differ: whether keys and values have a scale each.
+        scales_multiply: whether a caller passes the number that a value is multiplied by, in place of the divisor.
         row_scales: whether the operator makes the scale of each head of a token, and writes it.
         turns_cached: whether the keys lie in the cache before the call.
         queries: whether the operator rotates queries, too.
@@ -88,6 +89,7 @@ class CacheConvention:
     partial = True
     float8_only = False
     scales_differ = True
+    scales_multiply = False
     row_scales = False
     turns_cached = False
     queries = True

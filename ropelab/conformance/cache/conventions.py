@@ -278,7 +278,7 @@ class RopeQuantizeAppend(CacheConvention):
         "batch_indices, positions, is_neox, quantize_dtype, quant_scale_q, quant_scale_kv, page_size, kv_layout, "
         "q_rope_out, q_nope_out)"
     )
-    float8_only = True
+    float8_only = scales_multiply = True
     scales_differ = False
     whole_tokens = True
     fewer_slots = False

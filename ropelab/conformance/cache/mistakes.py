@@ -49,7 +49,7 @@ def mistakes(subject: CacheSubject, seen: list[Seen], which: int) -> Named:
     elif which in (K, V):
         yield f"is {'kv'[2 - which]}", lambda subject, seen, which: told(subject, seen.case, 3 - which)
     if which < RETURNED and not blocks:
-        yield from given_scales(which)
+        yield from given_scales(subject, which)
     yield "is the one of the next token", called(lambda c: _rolled(c, which, -1))
     yield "is the one of the token before", called(lambda c: _rolled(c, which, 1))
     yield "is the one of the next head", _rows(1, lambda n: np.roll(np.arange(n), -1))

@@ -26,17 +26,18 @@ Hypothesis = Callable[[CacheSubject, Seen, int], Bounded]
 # ---------------------------------------------------------------------------------------------------- given scales
 
 
-def given_scales(which: int) -> Iterator[tuple[str, Hypothesis]]:
+def given_scales(subject: CacheSubject, which: int) -> Iterator[tuple[str, Hypothesis]]:
     """Yield what becomes of the scale of an 8-bit float, in all features or in some."""
+    right, inverse = ("multiplied", "divided") if subject.convention.scales_multiply else ("divided", "multiplied")
     changes: dict[str, Callable[[Sequence[float]], float]] = {
         "is stored without its scale": lambda s: 1.0,
-        "is multiplied by its scale, in place of divided": lambda s: 1 / s[which],
-        "is divided by its scale twice": lambda s: s[which] ** 2,
-        "is divided by the square root of its scale": lambda s: s[which] ** 0.5,
+        f"is {inverse} by its scale, in place of {right}": lambda s: 1 / s[which],
+        f"is {right} by its scale twice": lambda s: s[which] ** 2,
+        f"is {right} by the square root of its scale": lambda s: s[which] ** 0.5,
     }
     for other, name in enumerate("qkv"):
         if other != which:
-            changes[f"is divided by the scale of {name}"] = itemgetter(other)
+            changes[f"is {right} by the scale of {name}"] = itemgetter(other)
     parts: dict[str, Callable[[CacheSubject, Seen, int], np.ndarray]] = {
         "": lambda subject, seen, width: np.ones(width, bool),
         " in the features that rotate": _turning,

@@ -17,6 +17,18 @@ from ropelab.arguments import shown
 
 LLAMA_CPP = ("freq_base", "rope_freq_base", "rope.freq_base")
 """Keys of which a description in llama.cpp's form has one."""
+_NAMES = {
+    "rope_theta": LLAMA_CPP,
+    "head_dim": ("n_rot", "rope.dimension_count", "head_dim"),
+    "factor": ("rope.scaling.factor", "rope_scale"),
+    "1 / factor": ("freq_scale", "rope_freq_scale"),
+    "max_position_embeddings": ("context_length", "n_ctx_train", "n_ctx"),
+    "original_max_position_embeddings": ("rope.scaling.original_context_length", "yarn_orig_ctx", "n_ctx_orig"),
+    "rope_type": ("rope.scaling.type", "rope_scaling"),
+    "beta_fast": ("yarn_beta_fast", "rope.scaling.yarn_beta_fast"),
+    "beta_slow": ("yarn_beta_slow", "rope.scaling.yarn_beta_slow"),
+}
+"""Keys of a configuration of transformers -> the names that llama.cpp has for them."""
 _SERVER_TYPES = {"deepseek_yarn": "yarn", "mllama4": "llama3"}
 """Names of vLLM and SGLang for a ``rope_type`` of transformers."""
 
@@ -51,6 +63,26 @@ def read(config: Any) -> Any:
         raise ValueError(f"config: expected {expected}, got {config!r} ({error})") from None
 
 
+def spelled(config: Any) -> dict[str, str]:
+    """The keys of `described` whose names in the description are others -> these names, ``1 / name`` for an inverse."""
+    if not isinstance(config, Mapping):
+        return {}
+    own = dict(zip(_plain(config), map(str, config), strict=True))
+    if "head_size" in own:
+        return {"rope_theta": own["base"]} if "base" in own else {}
+    if not any(key in own for key in LLAMA_CPP):
+        return {}
+    found = {ours: own[name] for ours, theirs in _NAMES.items() if (name := next((n for n in theirs if n in own), ""))}
+    inverse = found.pop("1 / factor", None)
+    return {"factor": f"1 / {inverse}"} | found if inverse else found
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys without dashes, and without the name of an architecture before them."""
+    keys = {str(key).removeprefix("--").replace("-", "_"): value for key, value in config.items()}
+    return {key.removeprefix(f"{keys.get('general.architecture')}."): value for key, value in keys.items()}
+
+
 def described(config: Any) -> tuple[Any, str | None]:
     """The configuration in transformers' form, and the layout if the description states one.
 
@@ -60,13 +92,11 @@ def described(config: Any) -> tuple[Any, str | None]:
     if not isinstance(config, Mapping):
         text = getattr(config, "text_config", None)
         return (config if text is None or getattr(config, "hidden_size", None) else text), None
-    keys = {str(key).removeprefix("--").replace("-", "_"): value for key, value in config.items()}
+    keys = _plain(config)
     if "head_size" in keys:
         return _server(keys)
-    prefix = f"{keys['general.architecture']}." if "general.architecture" in keys else ""
-    plain = {key.removeprefix(prefix): value for key, value in keys.items()}
-    if any(key in plain for key in LLAMA_CPP):
-        return _llama_cpp(plain)
+    if any(key in keys for key in LLAMA_CPP):
+        return _llama_cpp(keys)
     if "text_config" in keys and "hidden_size" not in keys:
         return keys["text_config"], None
     return config, None
@@ -116,24 +146,21 @@ def _llama_cpp(keys: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
 
     ``rope_freqs`` divides the frequency of each pair, and ``freq_scale`` multiplies all of them.
     """
-    dim = _first(keys, "n_rot", "rope.dimension_count", "head_dim")
+    dim = _first(keys, *_NAMES["head_dim"])
     if dim is None:
         raise ValueError(f"config: expected n_rot or rope.dimension_count, got the keys {shown(sorted(keys))}")
-    factor = _first(keys, "rope.scaling.factor", "rope_scale")
-    scale = _first(keys, "freq_scale", "rope_freq_scale")
+    factor, scale = _first(keys, *_NAMES["factor"]), _first(keys, *_NAMES["1 / factor"])
     factor = factor if factor else 1 / (scale or 1.0)
-    length = _first(keys, "context_length", "n_ctx_train", "n_ctx")
-    trained = _first(keys, "rope.scaling.original_context_length", "yarn_orig_ctx", "n_ctx_orig") or length
+    length = _first(keys, *_NAMES["max_position_embeddings"])
+    trained = _first(keys, *_NAMES["original_max_position_embeddings"]) or length
     parameters: dict[str, Any] = {"rope_theta": _first(keys, *LLAMA_CPP)}
-    kind = _first(keys, "rope.scaling.type", "rope_scaling") or ("linear" if factor != 1 else "none")
+    kind = _first(keys, *_NAMES["rope_type"]) or ("linear" if factor != 1 else "none")
     freqs = _first(keys, "rope_freqs", "rope_freqs.weight", "freq_factors")
     if kind == "yarn":
         parameters |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained}
-        for ours, *theirs in (("beta_fast", "yarn_beta_fast", "rope.scaling.yarn_beta_fast"),
-                              ("beta_slow", "yarn_beta_slow", "rope.scaling.yarn_beta_slow"),
-                              ("attention_factor", "attention_factor")):  # fmt: skip
-            if _first(keys, *theirs) is not None:
-                parameters[ours] = _first(keys, *theirs)
+        for ours in ("beta_fast", "beta_slow", "attention_factor"):
+            if (value := _first(keys, *_NAMES.get(ours, (ours,)))) is not None:
+                parameters[ours] = value
     elif freqs is not None:
         factors = [float(value) * factor for value in freqs]
         parameters |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors,

@@ -13,7 +13,7 @@ import torch
 
 from ropelab.angles.model_config import stated as stated_in
 from ropelab.angles.rope_parameters import ANY_LENGTH, Rope
-from ropelab.conformance.configuration.descriptions import LLAMA_CPP, described, layer_types, read
+from ropelab.conformance.configuration.descriptions import LLAMA_CPP, described, layer_types, read, spelled
 from ropelab.conformance.configuration.measured import Measured, NotMeasured, measured
 from ropelab.conformance.configuration.readings import Reading, Stated, readings
 from ropelab.conformance.identify.angles import refined, simple, slopes
@@ -34,7 +34,8 @@ class Finding:
 
     Attributes:
         layer_type: the type of layers; empty if all layers are alike.
-        key: the key of the configuration; empty if no reading of a key explains the numbers.
+        key: the key as the configuration spells it, or ``1 / key`` where it has the inverse; empty if no reading of a
+            key explains the numbers.
         words: what happens to the key.
         example: a pair and a position with the expected and the measured number.
         also: other readings with the same numbers.
@@ -111,7 +112,9 @@ def verify_config(config: Any, against: Any, *, layer_type: str | None = None, n
         TypeError, ValueError: the configuration cannot be read.
         NotMeasured: ``against`` is nothing that can be compared.
     """
-    config, layout = described(read(config))
+    config = read(config)
+    keys = spelled(config)
+    config, layout = described(config)
     kinds = layer_types(config)
     if layer_type is not None:
         kinds = [layer_type]
@@ -133,7 +136,14 @@ def verify_config(config: Any, against: Any, *, layer_type: str | None = None, n
             missing += [line for line in left if line not in missing]
             if target.rows is not None or not target.scaled:
                 break  # a table has the frequencies of one length
+    findings = [replace(f, key=keys.get(f.key, f.key), also=tuple(_spelled(a, keys) for a in f.also)) for f in findings]
     return ConfigReport(name or type(against).__name__, tuple(findings), tuple(compared), tuple(missing))
+
+
+def _spelled(words: str, keys: Mapping[str, str]) -> str:
+    """A reading in words, whose first word is a key."""
+    key, _, rest = words.partition(" ")
+    return f"{keys.get(key, key)} {rest}"
 
 
 def _rotates(config: Any, kind: str | None) -> bool:
@@ -306,7 +316,7 @@ class Measure:
             factor = float(np.median(np.hypot(self.cos, self.sin)))
             sizes = np.hypot(self.cos, self.sin)
             words = "of cosines and sines is {}, in place of {}".format(*unequal(factor, right.factor))
-            if abs(factor / right.factor - 1) <= 8 * max(self.target.unit, UNIT):
+            if (abs(sizes / factor - 1) > 8 * max(self.target.unit, UNIT)).any():
                 words = "of cosines and sines is not one number: it goes from {} to {}".format(
                     *unequal(float(sizes.min()), float(sizes.max()))
                 )

@@ -256,6 +256,9 @@ def _listed(hits: list[int], size: int) -> str:
 def _keys(cosine: np.ndarray, sine: np.ndarray, at: torch.Tensor, config: Any, kind: str | None, rope: Rope) -> str:
     """The keys whose wrong reading explains cosines and sines ``[S, pairs]`` at positions ``[S]``; else empty."""
     cos, sin = cosine.astype(np.float64), sine.astype(np.float64)
+    size = np.hypot(cos, sin)
+    if abs(size - np.median(size)).max() > CLOSE:  # these pairs do not turn, so that no key explains them
+        return ""
     types = [name for name in dict.fromkeys(getattr(config, "layer_types", None) or ()) if name != kind]
     try:
         settings, parameters = stated_in(config, kind)
