@@ -89,7 +89,7 @@ def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -
             f"{value_range(far.fraction_of_copy)}. The bytes allow {value_range(far.each_batch)} if each batch element "
             f"reads the tables again, and {value_range(far.once)} if all share one reading. "
         )
-        text += "So every batch reads them again." if anew else "So the batches share the rows that they read."
+        text += "So every batch reads them again." if anew else "So batches share rows, in most cells nearly all."
     narrow = of_a_copy(inductor[inductor.dtype == "bfloat16"])
     if len(narrow):
         row = narrow.iloc[0]
