@@ -1,7 +1,6 @@
 """The identification names documents, shards, axes, dtypes, thresholds and later calls, and operators with a cache."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -11,11 +10,7 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance import verify
 from ropelab.conformance.cache.correct import FORMS, Operator
 from ropelab.conformance.cache.faults import CACHE_FAULTS
-from ropelab.conformance.declared import declare
-from ropelab.conformance.diagnose import _suspect
-from ropelab.conformance.faults import FAULTS, correct
-from ropelab.conformance.identify.identification import _needed
-from ropelab.conformance.surroundings import Surroundings
+from ropelab.conformance.faults import correct
 from tests.test_identify import identified, one_thread  # noqa: F401
 
 REACHED = {}
@@ -232,30 +227,10 @@ def key_without_a_gradient(xq, xk, freqs_cis):
     return correct.complex_numbers(xq, xk.detach(), freqs_cis)
 
 
-def remainder_left(x, positions, tile):
+@reached("plain", "is not rotated behind the last full block of 100 tokens in sequences of more than 100 tokens")
+def remainder_left(x, positions):
     y, count = correct.plain(x, positions), x.shape[1]
-    return torch.cat((y[:, : count // tile * tile], x[:, count // tile * tile :]), 1) if count > tile else y
-
-
-for tile in (32, 100):
-    says = f"is not rotated behind the last full block of {tile} tokens"
-    REACHED[f"remainder_of_{tile}"] = (partial(remainder_left, tile=tile), "plain", says, {})
-
-
-@reached("plain", "is not rotated in tokens >= 64")
-def tokens_left(x, positions):
-    return torch.cat((correct.plain(x, positions)[:, :64], x[:, 64:]), 1)
-
-
-@reached("huggingface", "is not rotated in heads beyond those of the other input")
-def heads_left(q, k, cos, sin, unsqueeze_dim=1):
-    axis = 1 if unsqueeze_dim == 1 else 2
-    heads = min(q.shape[axis], k.shape[axis])
-    turned = correct.huggingface(q, k, cos, sin, unsqueeze_dim)
-    return tuple(
-        torch.cat((y.narrow(axis, 0, heads), x.narrow(axis, heads, x.shape[axis] - heads)), axis)
-        for x, y in zip((q, k), turned, strict=True)
-    )
+    return torch.cat((y[:, : count // 100 * 100], x[:, count // 100 * 100 :]), 1) if count > 100 else y
 
 
 @reached("huggingface", "rounds the input to float16", dtype=torch.bfloat16)
@@ -427,9 +402,9 @@ class Scaled(Operator):
 
 OF_SCALES = {
     "the stored v is stored without its scale": Scaled(lambda q, k, v: (q, k, torch.ones_like(v))),
-    "the stored k is divided by its scale, in place of multiplied": Scaled(lambda q, k, v: (q, 1 / k, v)),
-    "q is multiplied by the scale of k": Scaled(lambda q, k, v: (k, k, v)),
-    "the stored k is multiplied by its scale twice": Scaled(lambda q, k, v: (q, k * k, v)),
+    "the stored k is multiplied by its scale": Scaled(lambda q, k, v: (q, 1 / k, v)),
+    "q is divided by the scale of k": Scaled(lambda q, k, v: (k, k, v)),
+    "the stored k is divided by its scale twice": Scaled(lambda q, k, v: (q, k * k, v)),
 }
 
 
@@ -438,20 +413,3 @@ def test_scales_of_8_bit_floats(words):
     convention = "rope_quantize_fp8_append_paged_kv_cache"
     found = verify(FORMS[convention](OF_SCALES[words]), convention, laws=["definition"]).identification
     assert found.proven and words in found.words()[0], found.words()
-
-
-def test_a_fault_of_v_explains_no_function_without_v():
-    def subject(convention):
-        return declare(convention).subject(correct.vllm, Surroundings(()))
-
-    fault = FAULTS["values_rotated_too"]
-    assert _suspect(fault, subject("vllm")) is None and _suspect(fault, subject("qkv_rope")) is not None
-
-
-def test_a_deviation_that_explains_no_answer_is_not_told():
-    class Answers:
-        def wrong(self, description):
-            return [answer for answer in ("one", "two", "three") if answer not in description]
-
-    assert _needed(Answers(), ("one", "nothing", "two")) == ("one", "two")
-    assert _needed(Answers(), ("nothing",)) == ("nothing",)

@@ -138,8 +138,6 @@ def identify(
             for description in search(evidence):
                 best = description
             if left := evidence.wrong(best):
-                best = _needed(evidence, best)
-                left = evidence.wrong(best)
                 fresh = Evidence(subject, sizes, math.inf, variant) if best else None
                 partly = _partly(evidence, fresh, best)
                 facts = (*partly, *_facts(evidence, left, best, partly))
@@ -151,7 +149,7 @@ def identify(
             if not left:
                 repair = repaired(subject, sizes, best)
                 wrong = evidence.wrong(())
-                right = _right(wrong, evidence.answers) if all(d.scope.name for d in best) else ()
+                right = _right(wrong, evidence.answers)
                 told = tuple(_retold(d, subject, right) for d in best)
                 return Identification(told, True, (), repair, _example(subject, sizes, wrong), right)
             evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
@@ -207,16 +205,6 @@ def _rare(subject: Subject, sizes: Sizes, deadline: float, usual: Evidence) -> I
         return Identification(best, True, example=_told(subject, *wrong[0]), right=_right(wrong, evidence.answers))
     first = () if longest is None else (f"calls of more than {longest} tokens are wrong, shorter calls are right",)
     return Identification((), False, tuple(_unexplained(left, evidence.answers)), facts=first)
-
-
-def _needed(evidence: Evidence, best: tuple[Deviation, ...]) -> tuple[Deviation, ...]:
-    """Return a description that leaves answers unexplained, without deviations that explain no answer."""
-    left = len(evidence.wrong(best))
-    for deviation in best if len(best) > 1 else ():
-        shorter = tuple(d for d in best if d is not deviation)
-        if len(evidence.wrong(shorter)) <= left:
-            return _needed(evidence, shorter)
-    return best
 
 
 def _partly(evidence: Evidence, fresh: Evidence | None, best: tuple[Deviation, ...]) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
     cases = {
         "tokens from position 0 on": case(),
         f"tokens from position {moved} on": case(offsets=moved),
-        "a longer sequence": case(replace(sizes, tokens=37 + 44 * variant * (variant + 1))),
+        "a longer sequence": case(replace(sizes, tokens=37 + more)),
         "a single token": case(replace(sizes, tokens=1), offsets=moved),
         "a single head": case(replace(sizes, q_heads=1, k_heads=1)),
         "an offset for each sequence": case(offsets=offsets),
@@ -130,10 +130,6 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         "heads that rotate as a whole": case(replace(sizes, rotary_dim=sizes.head_dim)),
         "the inverse rotation": case(inverse=True),
     }
-    if variant and subject.convention.pair and sizes.q_heads % sizes.k_heads == 0:
-        k_heads = sizes.k_heads + 1
-        more_heads = replace(sizes, q_heads=sizes.q_heads // sizes.k_heads * k_heads, k_heads=k_heads)
-        cases["one more head of k, and as many of q for each"] = case(more_heads)
     section, along = axes_positions(sizes)
     # Axes that take turns need a first section of at least the size of the others.
     sections = {"with adjacent pairs": (section[::-1] if variant else section, False), "in turns": (section, True)}
