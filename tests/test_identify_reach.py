@@ -402,9 +402,9 @@ class Scaled(Operator):
 
 OF_SCALES = {
     "the stored v is stored without its scale": Scaled(lambda q, k, v: (q, k, torch.ones_like(v))),
-    "the stored k is multiplied by its scale": Scaled(lambda q, k, v: (q, 1 / k, v)),
-    "q is divided by the scale of k": Scaled(lambda q, k, v: (k, k, v)),
-    "the stored k is divided by its scale twice": Scaled(lambda q, k, v: (q, k * k, v)),
+    "the stored k is divided by its scale, in place of multiplied": Scaled(lambda q, k, v: (q, 1 / k, v)),
+    "q is multiplied by the scale of k": Scaled(lambda q, k, v: (k, k, v)),
+    "the stored k is multiplied by its scale twice": Scaled(lambda q, k, v: (q, k * k, v)),
 }
 
 
