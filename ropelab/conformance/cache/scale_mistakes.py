@@ -209,7 +209,7 @@ def _of_blocks(
 ) -> Hypothesis:
     """Return the hypothesis of other features ``[n, H, blocks, D / blocks]`` and exponents ``[n, H, blocks]``.
 
-    What else is stored is multiplied by the factor.
+    The factor multiplies everything else that is stored.
     """
 
     def changed(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
