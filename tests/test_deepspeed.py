@@ -418,6 +418,7 @@ def test_the_gpu_evidence_runs():
         "deepspeed_launches": measure.launch_evidence(),
         "deepspeed_inductor": measure.inductor_evidence(),
     }
-    assert (callers.callers(smoke=True).query("contender == @callers.OURS").status == "ok").all()
+    rows = callers.callers(smoke=True)
+    assert (rows[rows.contender == callers.OURS].status == "ok").all()
     found = ledger(frames, only=["DS-01", "DS-09", "DS-10", "DS-12"])
     assert not (found.outcome == UNTOLD).any()

@@ -32,7 +32,8 @@ def instead(claim: Claim, verdict: Verdict) -> Verdict:
     """The verdict itself, or the kept one where the claim cannot be told for lack of its published code."""
     if verdict.outcome is not Outcome.UNTOLD or FETCHED not in verdict.needs:
         return verdict
-    rows = read().query("id == @claim.id and commit != ''")
+    rows = read()
+    rows = rows[(rows.id == claim.id) & (rows.commit != "")]
     if rows.empty or rows.words.iloc[0] not in (Outcome.HOLDS, Outcome.FAILS):
         return verdict
     row = rows.iloc[0]
