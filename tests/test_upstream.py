@@ -22,7 +22,11 @@ README = (UPSTREAM / "README.md").read_text()
 REPORTS = sorted(path for path in UPSTREAM.glob("*.md") if path.name != "README.md")
 GPUS = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 PLAIN = [path for path in sorted(UPSTREAM.glob("*.py")) if path.stem != "deepspeed_8052"]
-NEEDS = {path.stem: "transformers" for path in PLAIN if path.stem.startswith(("transformers", "float32"))}
+NEEDS = {
+    path.stem: "triton" if path.stem.startswith("ptxas") else "transformers"
+    for path in PLAIN
+    if path.stem.startswith(("ptxas", "transformers", "float32"))
+}
 by_name = pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
 
 
@@ -110,7 +114,7 @@ def test_a_reproduction_says_what_the_report_says(path):
     said = run(Path(sys.executable), path, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     lines = [line for line in said.splitlines() if not line.startswith("[transformers]")]
     shown = blocks(path.with_suffix(".md"))
-    if not re.match(r"(torch|transformers) \d", lines[0]):
+    if not re.match(r"(torch|transformers|ptxas) \d", lines[0]):
         assert [lines[-1]] in shown
     else:
         same_version = [block for block in shown if block[0] == lines[0]]
