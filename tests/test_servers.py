@@ -248,7 +248,7 @@ def test_the_guides_tokens_are_those_of_the_record(measured):
     gap = measured[measured.quantity == "gap"].set_index(["model", "engine"]).value
     equal = measured[measured.quantity == "equal prompts"].set_index(["model", "engine"]).value
     for model in measured[measured.engine == FUSED].model.unique():
-        assert equal[model, FUSED] <= equal[model, OURS] and gap[model, FUSED] >= gap[model, OURS]
+        assert equal[model, FUSED] < 32 and gap[model, FUSED] >= gap[model, OURS]
 
 
 def test_the_guides_prefills_are_those_of_the_record(measured):
@@ -280,4 +280,4 @@ def test_the_guide_says_what_the_record_of_logits_says():
     assert f"the largest errors are {ours.largest_error:.3f} and {stock.largest_error:.3f}" in guide
     assert f"the mean ones {ours.rms_error:.4f} and {stock.rms_error:.4f}" in guide
     assert f"The best token differs at {ours.other_tokens} places. At {ours.within_bound} of them" in guide
-    assert ours.other_tokens - ours.within_bound == 1
+    assert ours.other_tokens == ours.within_bound
