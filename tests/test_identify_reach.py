@@ -261,6 +261,11 @@ def back_in_long_sequences(x, positions):
     return correct.plain(x, -positions if x.shape[1] > 32 else positions)
 
 
+@reached("plain", "turns by minus the angle at positions >= 300")
+def back_far_away(x, positions):
+    return correct.plain(x, torch.where(positions.abs() < 300, positions, -positions))
+
+
 @reached("huggingface", "rounds the input to float16", dtype=torch.bfloat16)
 def beyond_float16(q, k, cos, sin, unsqueeze_dim=1):
     narrow = (x.half().float() if x.dtype == torch.bfloat16 else x for x in (q, k))

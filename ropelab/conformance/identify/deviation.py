@@ -53,8 +53,8 @@ class Scope:
 
     @property
     def fitted(self) -> bool:
-        """Whether the words number sequences, tokens or heads of the calls that were made: others may refute them."""
-        return re.search(r"(sequence|token|head)s? (\d|>=|<=)", self.words) is not None
+        """Whether the words number places or positions of the calls that were made: others may refute them."""
+        return re.search(r"(sequence|token|head|position)s? (\d|[<>])", self.words) is not None
 
 
 @dataclass(frozen=True)

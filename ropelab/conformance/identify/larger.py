@@ -6,7 +6,7 @@ The extents of those calls can be fitted: in 37 tokens the tokens from 32 on are
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -42,34 +42,45 @@ def larger(
 def thresholds(
     subject: Subject, sizes: Sizes, deadline: float, variant: int, description: tuple[Deviation, ...]
 ) -> list[Answer]:
-    """Return the answers to calls on both sides of the number of tokens beyond which a function deviates.
+    """Return the answers to calls on both sides of a number of tokens, or position, from which a function deviates.
 
     The number in a description follows from few calls. Where calls refute it, halving finds the right one.
 
     Raises:
         OutOfTime: the deadline passed.
     """
+    found: dict[str, Evidence] = {}
     one = replace(sizes, batch=1)
-    found: dict[int, Evidence] = {}
 
-    def holds(tokens: int) -> bool:
-        def ask(*of) -> Iterator[Question]:
-            yield Question(
-                f"a sequence of {tokens} tokens", subject.draw(replace(one, tokens=tokens)), FORWARD, forward
-            )
+    def of_tokens(tokens: int) -> Question:
+        case = subject.draw(replace(one, tokens=tokens))
+        return Question(f"a sequence of {tokens} tokens", case, FORWARD, forward)
 
-        found[tokens] = Evidence(subject, sizes, deadline, ask=ask)
-        return not found[tokens].wrong(description)
+    def of_positions(second: int) -> Question:
+        case = subject.draw(replace(one, tokens=2), offsets=second - 1)
+        return Question(f"the positions {second - 1} and {second}", case, FORWARD, forward)
 
-    for told in {int(n) for d in description for n in re.findall(r"sequences of more than (\d+)", d.scope.words)}:
-        below = holds(told)
-        if holds(told + 1) and below:
-            continue
-        low, high = (told + 1, most_tokens(variant)) if below else (1, told)
+    def halve(first: int, beyond: int, question: Callable[[int], Question]) -> None:
+        def holds(number: int) -> bool:
+            asked = question(number)
+            evidence = found[asked.name] = Evidence(subject, sizes, deadline, ask=lambda *of: iter((asked,)))
+            return not evidence.wrong(description)
+
+        right_before = holds(first - 1)
+        if holds(first) and right_before:
+            return
+        low, high = (first, beyond) if right_before else (1, first - 1)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if holds(middle) == below else (middle, high)
+            low, high = (low, middle) if holds(middle) == right_before else (middle, high)
         holds(low), holds(high)
+
+    for deviation in description:
+        for number in re.findall(r"sequences of more than (\d+)", deviation.scope.words):
+            halve(int(number) + 1, most_tokens(variant), of_tokens)
+        for than, number in re.findall(r"positions (>=?) (\d+)", deviation.scope.words):
+            first = int(number) + (than == ">")
+            halve(first, 2 * first, of_positions)
     return [answer for evidence in found.values() for answer in evidence.answers]
 
 

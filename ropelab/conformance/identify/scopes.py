@@ -323,13 +323,16 @@ def _indices(hits: list[int], size: int, noun: str, coordinate: str):
 
 
 def _threshold(wrong: list[tuple[Answer, np.ndarray]]) -> int | None:
-    """Return a power of two between the smallest wrong position and the largest right position below it."""
-    smallest = []
+    """Return the smallest wrong position if a call has the position below it right, or else a power of two below it."""
+    smallest, right = [], set()
     for answer, elements in wrong:
         positions = answer.question.case.token_positions().abs().numpy()
         hit = elements.any(axis=(2, 3))
         if hit.shape != positions.shape or not hit.any():
             return None
         smallest.append(int(positions[hit].min()))
+        right |= set(positions[~hit].tolist())
     least = min(smallest, default=0)
-    return 1 << (least.bit_length() - 1) if least > 64 else None
+    if least <= 64:
+        return None
+    return least if least - 1 in right else 1 << (least.bit_length() - 1)
