@@ -282,10 +282,13 @@ def write_heads(row, exists, has_position, y0, y1, INTERLEAVED: tl.constexpr, C:
     """Write a piece of heads, and zeros for the heads of tokens without a position.
 
     A second store costs less than a selection for every element, because a token hardly ever lacks a position.
+    The zeros have the dtype of the destination: ptxas 12.8 converts four constants to 8-bit floats with an instruction
+    that leaves bits of another register in two of them.
     """
     if C.POSITIONS != "none":
         nowhere = members_of(row, exists & (has_position == 0), INTERLEAVED, C, PIECE)
-        write_pairs(nowhere, tl.zeros_like(y0), tl.zeros_like(y1), INTERLEAVED)
+        zeros = tl.zeros(y0.shape, nowhere.first.dtype.element_ty)
+        write_pairs(nowhere, zeros, zeros, INTERLEAVED)
         exists = exists & has_position
     write_pairs(members_of(row, exists, INTERLEAVED, C, PIECE), y0, y1, INTERLEAVED)
 

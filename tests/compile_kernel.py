@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 import triton
 
-from ropelab.bench.compiled import compiled
+from ropelab.bench import compiled as for_gpu
 from ropelab.kernels import Rotation, qk_norm_triton, rotate_triton
 from ropelab.kernels.launch import LaunchWithBytes
 from ropelab.kernels.tensors import NormGradients, NormTensors, RotateTensors
@@ -61,6 +61,17 @@ def width_of(shape, layout) -> int:
     _, rotary_dim, _, _, dtype = shape
     half = rotary_dim // 2 * dtype.itemsize
     return 16 if layout == "interleaved" else min(16, half & -half)
+
+
+def compiled(launch, arguments: tuple, capability: int | str):
+    """The kernel of a launch; it converts no register twice in one instruction, which ptxas 12.8 miscompiles.
+
+    ``{cvt.rn.satfinite.e4m3x2.f32 a, x, x; mov.b32 b, {a, a};}`` leaves bits of another register in b's upper half.
+    """
+    found = for_gpu.compiled(launch, arguments, capability)
+    twice = re.search(r"cvt\.\S+x2\.f32\s+(%rs\d+), (%r\d+), \2;", found.asm.get("ptx", ""))
+    assert twice is None, f"sm_{capability}: {twice[0]}"
+    return found
 
 
 def with_bytes(launch, arguments: tuple) -> tuple:

@@ -83,7 +83,8 @@ def _elsewhere(row: dict, gpu: str) -> str:
     def outcome(words: str) -> str:
         return re.sub(r"\d+|s\b", "", words.partition(" (")[0])
 
-    others = kept.read().query("id == @row['id'] and gpu != @gpu and words != @Outcome.UNTOLD").itertuples()
+    others = kept.read().query("id == @row['id'] and gpu != @gpu").itertuples()
+    others = [one for one in others if one.words != Outcome.UNTOLD]
     said = [f"On an {short(one.gpu)} it {one.words}." for one in others if outcome(one.words) != outcome(row["words"])]
     return " ".join(said if row["outcome"] != Outcome.UNTOLD else [])
 

@@ -221,7 +221,8 @@ def claims(ledgers: Mapping[str, pd.DataFrame]) -> str:
     text += f"{(~authors).sum()} of reviewers.\n\n{outcomes(ledgers)}\n{_counts(ledgers, 'basis', list(Basis))}\n"
     differing = disagreements(ledgers).id
     text += _paragraph(f"Other outcomes on another GPU: {listed(differing)}.") + "\n"
-    untold = pd.concat(ledgers).query("outcome == @Outcome.UNTOLD").drop_duplicates("id").sort_values("id")
+    claims = pd.concat(ledgers)
+    untold = claims[claims.outcome == Outcome.UNTOLD].drop_duplicates("id").sort_values("id")
     missing = "; ".join(f"{row.id} ({row.needs})" for row in untold.itertuples())
     text += _paragraph(f"Cannot be told on one of the GPUs, for lack of: {missing}.") + "\n"
     verdicts = pd.DataFrame({short(gpu): rows.set_index("id").words for gpu, rows in ledgers.items()})

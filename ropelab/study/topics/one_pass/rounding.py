@@ -114,7 +114,7 @@ class Heads:
 
     def __init__(self, tokens: int):
         generator = torch.Generator().manual_seed(0)
-        draw = torch.randn(2, tokens, HEADS, HEAD_DIM, generator=generator)
+        draw = torch.randn(2, tokens, HEADS, HEAD_DIM, generator=generator, device="cpu")
         self.k, self.v = draw.to(torch.get_default_device(), torch.float16)
         self.slots = torch.arange(tokens)
         self.tables = dict(zip(("cos", "sin"), ropelab.rotary_table(ROWS, HEAD_DIM), strict=True))
