@@ -1,6 +1,7 @@
 """The identification names documents, shards, axes, dtypes, thresholds and later calls, and operators with a cache."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance import verify
 from ropelab.conformance.cache.correct import FORMS, Operator
 from ropelab.conformance.cache.faults import CACHE_FAULTS
-from ropelab.conformance.faults import correct
+from ropelab.conformance.declared import declare
+from ropelab.conformance.diagnose import _suspect
+from ropelab.conformance.faults import FAULTS, correct
+from ropelab.conformance.identify.identification import _needed
+from ropelab.conformance.surroundings import Surroundings
 from tests.test_identify import identified, one_thread  # noqa: F401
 
 REACHED = {}
@@ -227,10 +232,38 @@ def key_without_a_gradient(xq, xk, freqs_cis):
     return correct.complex_numbers(xq, xk.detach(), freqs_cis)
 
 
-@reached("plain", "is not rotated behind the last full block of 100 tokens in sequences of more than 100 tokens")
-def remainder_left(x, positions):
-    y, count = correct.plain(x, positions), x.shape[1]
-    return torch.cat((y[:, : count // 100 * 100], x[:, count // 100 * 100 :]), 1) if count > 100 else y
+def left_from(x, positions, first):
+    """The tokens from ``first(tokens)`` on are left as they were."""
+    at = first(x.shape[1])
+    return torch.cat((correct.plain(x, positions)[:, :at], x[:, at:]), 1)
+
+
+for tile, where in ((32, ""), (100, " in sequences of more than 100 tokens")):
+    says = f"is not rotated behind the last full block of {tile} tokens{where}"
+    rest_left = partial(left_from, first=lambda count, tile=tile: count // tile * tile if count > tile else count)
+    REACHED[f"remainder_of_{tile}"] = (rest_left, "plain", says, {})
+REACHED["tokens_left"] = (partial(left_from, first=lambda count: 32), "plain", "is not rotated in tokens >= 32", {})
+
+
+def heads_left(q, k, cos, sin, unsqueeze_dim=1, *, only_q):
+    axis = 1 if unsqueeze_dim == 1 else 2
+    heads = min(q.shape[axis], k.shape[axis])
+    turned = correct.huggingface(q, k, cos, sin, unsqueeze_dim)
+    some = tuple(
+        torch.cat((y.narrow(axis, 0, heads), x.narrow(axis, heads, x.shape[axis] - heads)), axis)
+        for x, y in zip((q, k), turned, strict=True)
+    )
+    return (some[0], turned[1]) if only_q else some
+
+
+@reached("plain", "turns by minus the angle in sequences of more than 32 tokens")
+def back_in_long_sequences(x, positions):
+    return correct.plain(x, -positions if x.shape[1] > 32 else positions)
+
+
+@reached("plain", "turns by minus the angle at positions >= 300")
+def back_far_away(x, positions):
+    return correct.plain(x, torch.where(positions.abs() < 300, positions, -positions))
 
 
 @reached("huggingface", "rounds the input to float16", dtype=torch.bfloat16)
@@ -413,3 +446,37 @@ def test_scales_of_8_bit_floats(words):
     convention = "rope_quantize_fp8_append_paged_kv_cache"
     found = verify(FORMS[convention](OF_SCALES[words]), convention, laws=["definition"]).identification
     assert found.proven and words in found.words()[0], found.words()
+
+
+@pytest.mark.parametrize("first", [lambda count: math.isqrt(count) ** 2, lambda count: count * count // (count + 6)])
+def test_an_extent_that_larger_calls_refute_is_not_told(first):
+    """Calls of 37 tokens alone show no more than the tokens from 36, or from 31, on."""
+    function = partial(left_from, first=lambda count: first(count) if count > 32 else count)
+    found = identified(function, "plain", seconds=5.0)
+    assert not found.proven and found.unexplained
+    assert not any("tokens >=" in line or "is not rotated" in line for line in found.words()), found.words()
+
+
+@pytest.mark.parametrize("only_q", [False, True])
+def test_k_is_right_only_if_it_is_with_more_heads_than_q(only_q):
+    found = identified(partial(heads_left, only_q=only_q), "huggingface")
+    who = "q" if only_q else "each input"
+    assert list(map(str, found.deviations)) == [f"{who} is not rotated in heads beyond those of the other input"]
+    assert found.proven and found.right == (("k",) if only_q else ())
+
+
+def test_a_fault_of_v_explains_no_function_without_v():
+    def subject(convention):
+        return declare(convention).subject(correct.vllm, Surroundings(()))
+
+    fault = FAULTS["values_rotated_too"]
+    assert _suspect(fault, subject("vllm")) is None and _suspect(fault, subject("qkv_rope")) is not None
+
+
+def test_a_deviation_that_explains_no_answer_is_not_told():
+    class Answers:
+        def wrong(self, description):
+            return [answer for answer in ("one", "two", "three") if answer not in description]
+
+    assert _needed(Answers(), ("one", "nothing", "two")) == ("one", "two")
+    assert _needed(Answers(), ("nothing",)) == ("nothing",)

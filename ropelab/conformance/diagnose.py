@@ -180,8 +180,8 @@ def _is_evidence(probe: Any, seen: Seen) -> bool:
 def _suspect(fault: Fault, subject: Subject) -> Subject | None:
     """Return the fault as a subject with the claims of ``subject``; None if it cannot run or lacks an argument."""
     convention, options = CONVENTIONS[fault.convention], fault.options
-    if not runs_on(fault, subject.device):
-        return None
+    if not runs_on(fault, subject.device) or convention.passes not in ("", subject.convention.passes):
+        return None  # a sentence about v says nothing of a function without v
     if subject.base != 10000.0 and convention.name in ("module", "plain") and not accepts(fault.function, "base"):
         return None
     told = fault.convention in FLAGGED and not fault.triton

@@ -9,6 +9,7 @@ the catalogue. Reading order:
 - `measured`, `vocabulary`: deviations with measured parameters, and deviations without parameters.
 - `evidence`, `scopes`, `search`: find the fewest deviations that reproduce all answers.
 - `rare`: questions in other dtypes, on many tokens, and about results that a later call overwrites.
+- `larger`: calls with larger extents, which refute what was fitted to the others.
 - `plain`, `read_off`: facts about single answers that no description reproduces.
 - `passed`: what becomes of a result that does not rotate, such as v beside q and k.
 - `dependence`: which inputs and which earlier calls a result depends on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,11 @@ class Scope:
     def narrow(self) -> int:
         """The number of restrictions."""
         return bool(self.name) + self.gradient + bool(self.words)
+
+    @property
+    def fitted(self) -> bool:
+        """Whether the words number places or positions of the calls that were made: others may refute them."""
+        return re.search(r"(sequence|token|head|position)s? (\d|[<>])", self.words) is not None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ropelab.conformance.case import NotApplicable, Sizes
 from ropelab.conformance.identify.dependence import findings, remembers
 from ropelab.conformance.identify.deviation import Deviation, simulate
 from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
+from ropelab.conformance.identify.larger import larger, thresholds
 from ropelab.conformance.identify.passed import alone, passed
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, questions
 from ropelab.conformance.identify.rare import beyond, length_question, longest_right, rare_questions
@@ -138,6 +139,8 @@ def identify(
             for description in search(evidence):
                 best = description
             if left := evidence.wrong(best):
+                best = _needed(evidence, best)
+                left = evidence.wrong(best)
                 fresh = Evidence(subject, sizes, math.inf, variant) if best else None
                 partly = _partly(evidence, fresh, best)
                 facts = (*partly, *_facts(evidence, left, best, partly))
@@ -147,9 +150,15 @@ def identify(
             if not left and not best and variant == 1:
                 return _rare(subject, sizes, deadline + RARE_SECONDS, evidence)
             if not left:
+                fresh.answers += larger(subject, sizes, deadline, variant, best)
+                left = fresh.wrong(best)
+            if not left:
+                fresh.answers += thresholds(subject, sizes, deadline, variant, best)
+                left = fresh.wrong(best)
+            if not left:
                 repair = repaired(subject, sizes, best)
                 wrong = evidence.wrong(())
-                right = _right(wrong, evidence.answers)
+                right = _right((*wrong, *fresh.wrong(())), evidence.answers)
                 told = tuple(_retold(d, subject, right) for d in best)
                 return Identification(told, True, (), repair, _example(subject, sizes, wrong), right)
             evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
@@ -161,7 +170,8 @@ def identify(
         if evidence is None or not seconds:
             return Identification(best, False, (late,))
         evidence.deadline = math.inf
-        left = evidence.wrong(best)
+        if not (left := evidence.wrong(best)):  # no other calls could refute the description
+            best, left = (), evidence.wrong(())
         return Identification(
             best, False, (late, *_unexplained(left, evidence.answers)), facts=_facts(evidence, left, best)
         )
@@ -200,16 +210,28 @@ def _rare(subject: Subject, sizes: Sizes, deadline: float, usual: Evidence) -> I
     evidence.deadline = math.inf
     left = evidence.wrong(best)
     if not left:
-        left = Evidence(subject, sizes, math.inf, 1, rare_questions).wrong(best)
+        fresh = Evidence(subject, sizes, math.inf, 1, rare_questions)
+        fresh.answers += larger(subject, sizes, math.inf, 1, best)
+        left = fresh.wrong(best)
     if not left:
         return Identification(best, True, example=_told(subject, *wrong[0]), right=_right(wrong, evidence.answers))
     first = () if longest is None else (f"calls of more than {longest} tokens are wrong, shorter calls are right",)
     return Identification((), False, tuple(_unexplained(left, evidence.answers)), facts=first)
 
 
+def _needed(evidence: Evidence, best: tuple[Deviation, ...]) -> tuple[Deviation, ...]:
+    """Return a description that leaves answers unexplained, without deviations that explain no answer."""
+    left = len(evidence.wrong(best))
+    for deviation in best if len(best) > 1 else ():
+        shorter = tuple(d for d in best if d is not deviation)
+        if len(evidence.wrong(shorter)) <= left:
+            return _needed(evidence, shorter)
+    return best
+
+
 def _partly(evidence: Evidence, fresh: Evidence | None, best: tuple[Deviation, ...]) -> tuple[str, ...]:
     """Return the deviations that explain all answers for one of two inputs, also fresh ones, with that reach."""
-    if not best or fresh is None:
+    if fresh is None or not best or any(d.scope.fitted for d in best):
         return ()
     before = {answer.name for answer, _ in evidence.wrong(())}
     left = {answer.name for part in (evidence, fresh) for answer, _ in part.wrong(best)}
@@ -227,7 +249,8 @@ def _facts(evidence: Evidence, wrong, best: tuple[Deviation, ...], partly: tuple
     Args:
         evidence: the answers.
         wrong: those that a description does not reproduce.
-        best: the description. It is told if it reproduces at least half of the wrong answers, and all right ones.
+        best: the description. It is told if it reproduces at least half of the wrong answers, and all right ones, and
+            has no fitted extents.
         partly: the words of the description, if it is told already.
     """
     told = [answer for answer, _ in wrong if not isinstance(answer.values, str)]
@@ -242,6 +265,7 @@ def _facts(evidence: Evidence, wrong, best: tuple[Deviation, ...], partly: tuple
     simplest = min(told, key=ease)
     before, after = ({id(answer) for answer, _ in part} for part in (evidence.wrong(()), wrong))
     mostly = not partly and after <= before and len(after) <= len(before) / 2
+    mostly = mostly and not any(deviation.scope.fitted for deviation in best)
     reach = f"(reproduces {len(before - after)} of {len(before)} wrong answers)"
     said = (f"{deviation} {reach}" for deviation in best if mostly)
     return (*said, *read_off(evidence.subject, wrong, best), *findings(evidence.subject, simplest.question))
@@ -264,6 +288,8 @@ def _example(subject: Subject, sizes: Sizes, wrong) -> str:
     """Return the smallest deviating call that a greedy search finds: fewest sequences, tokens, heads and features."""
     if not wrong:
         return ""
+    asked = {question.name for question in questions(subject, sizes)}  # larger calls do not shrink
+    wrong = [w for w in wrong if w[0].question.name in asked] or wrong
     answer, elements = min(wrong, key=lambda w: (isinstance(w[0].values, str), w[0].size))
     deadline = time.thread_time() + SHRINK_SECONDS
     while smaller := next(_smaller(subject, sizes, answer, deadline), None):

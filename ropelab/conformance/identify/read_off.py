@@ -176,6 +176,8 @@ def _rows(seen: _Seen) -> Iterator[str]:
     before, after, plan = seen.turned()
     if not before.shape[-1] or seen.answer.question.case.axes is not None:
         return
+    if np.size(plan.multiple) > 1 or np.ndim(plan.frequency) > 1:  # a deviation confined to some elements
+        return
     for axes in ((2,), ()):
         read = _read_rows(seen, before, after, plan, axes)
         if read is not None and not seen.off(partial(set_row, row=read[..., None])).any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -57,7 +58,6 @@ CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "in packed documents with offsets": lambda q, i: q.case.lengths is not None and isinstance(q.case.offsets, tuple),
     "where all sequences share their positions": lambda q, i: len(q.case.token_positions().unique(dim=0)) == 1,
     "in calls with tokens without a position": lambda q, i: bool((q.case.token_positions() == NO_POSITION).any()),
-    "in sequences of more than 16 tokens": lambda q, i: max(q.tokens, q.case.shape[1]) > 16,
     "where the call has several tokens": lambda q, i: q.case.shape[1] > 1,
     "where positions have several axes": lambda q, i: q.case.axes is not None,
     "where axes take turns": lambda q, i: q.case.mrope_interleaved,
@@ -100,7 +100,7 @@ def _within(wide: Scope, ours, name: str, gradient: bool, answers: list[Answer],
     longest = max((_tokens(a) for a in right), default=0)
     shortest = min((_tokens(a) for a, _ in ours), default=0)
     lengths: dict[str, Callable[[Question, int], bool]] = {}
-    if 16 < longest < shortest:
+    if 4 < longest < shortest:
         lengths[f"in sequences of more than {longest} tokens"] = (
             lambda q, i: max(q.tokens, q.case.shape[1]) > longest
         )  # fmt: skip
@@ -124,8 +124,8 @@ def _behind(size: int) -> Callable[[Plan], np.ndarray]:
     """Return the mask of the tokens behind the last full block of ``size`` tokens."""
 
     def mask(plan: Plan) -> np.ndarray:
-        count = max(plan.question.tokens, plan.shape[1])
-        return np.asarray(plan.position >= count // size * size)
+        sampled = plan.question.tokens  # a sample is of tokens from position 0 on
+        return np.asarray((plan.position if sampled else plan.token) >= (sampled or plan.shape[1]) // size * size)
 
     return mask
 
@@ -143,6 +143,7 @@ def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callab
     """Yield masks in words that contain all wrong elements."""
     full = [(a, e) for a, e in wrong if e.ndim == 4 and e.size > 1]
     yield from _modular(full)
+    yield from _remainders(full)
     for axis, noun, coordinate in _axes(full):
         sizes = {e.shape[axis] for _, e in full}
         if not full or sizes == {1}:
@@ -217,6 +218,44 @@ def _relative(full: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Call
                 yield words, _of_documents(of_question)
 
 
+def _remainders(full: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callable[[Plan], np.ndarray]]]:
+    """Yield masks of heads and tokens that a call leaves over; they depend on its extents, and precede constants."""
+    several = [(a, e) for a, e in full if len(a.question.case.inputs) == 2]
+    others = {_beside(a.question, a.which) for a, _ in several}
+    if several == full and others and all(_hit(e, 2, range(_beside(a.question, a.which), e.shape[2])) for a, e in full):
+        yield "in heads beyond those of the other input", lambda p: p.head >= _beside(p.question, p.which)
+    if not full or any(a.question.tokens for a, _ in full):
+        return
+    begins = [int(np.flatnonzero(e.any(axis=(0, 2, 3)))[0]) for _, e in full]
+    if 0 in begins or not all(_hit(e, 1, range(at, e.shape[1])) for at, (_, e) in zip(begins, full, strict=True)):
+        return
+    common, most = math.gcd(*begins), max(e.shape[1] - at for at, (_, e) in zip(begins, full, strict=True))
+    for tile in (common // part for part in range(1, common // most + 1) if common % part == 0):
+        if tile > max(most, 4):
+            yield f"behind the last full block of {tile} tokens", _left_over(tile)
+
+
+def _beside(question: Question, which: int) -> int:
+    """Return the number of heads of the other input."""
+    return question.case.inputs[1 - which].shape[2]
+
+
+def _hit(elements: np.ndarray, axis: int, expected: range) -> bool:
+    """Return whether the wrong elements have these numbers along an axis, and no others."""
+    hit = np.flatnonzero(elements.any(axis=tuple(i for i in range(elements.ndim) if i != axis)))
+    return hit.tolist() == list(expected)
+
+
+def _left_over(tile: int) -> Callable[[Plan], np.ndarray]:
+    """Return the mask of the tokens behind the last full block of a sequence; none in a sequence without one."""
+
+    def mask(plan: Plan) -> np.ndarray:
+        tokens = plan.shape[1]
+        return plan.token >= (tokens // tile * tile if tokens >= tile else tokens)
+
+    return mask
+
+
 def _numbered(coordinate: str, modulus: int, rest: int) -> Callable[[Plan], np.ndarray]:
     return lambda plan: getattr(plan, coordinate) % modulus == rest
 
@@ -284,13 +323,16 @@ def _indices(hits: list[int], size: int, noun: str, coordinate: str):
 
 
 def _threshold(wrong: list[tuple[Answer, np.ndarray]]) -> int | None:
-    """Return a power of two between the smallest wrong position and the largest right position below it."""
-    smallest = []
+    """Return the smallest wrong position if a call has the position below it right, or else a power of two below it."""
+    smallest, right = [], set()
     for answer, elements in wrong:
         positions = answer.question.case.token_positions().abs().numpy()
         hit = elements.any(axis=(2, 3))
         if hit.shape != positions.shape or not hit.any():
             return None
         smallest.append(int(positions[hit].min()))
+        right |= set(positions[~hit].tolist())
     least = min(smallest, default=0)
-    return 1 << (least.bit_length() - 1) if least > 64 else None
+    if least <= 64:
+        return None
+    return least if least - 1 in right else 1 << (least.bit_length() - 1)
