@@ -15,7 +15,7 @@ from ropelab.study.engine.computed import Evidence
 from ropelab.study.engine.findings import finding
 from ropelab.study.engine.ledger import find_evidence
 from ropelab.study.engine.words import listed
-from ropelab.study.plots import registry
+from ropelab.study.plots import gpus, registry
 from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.topics.performance.comparison import number
 
@@ -32,6 +32,14 @@ class Shown:
         """The record of a study. Without a usable record: None, and a note that says why."""
         try:
             return records.load(study, self.where)
+        except Unusable as error:
+            display(Markdown(f"*Not measured yet: {error}.*"))
+            return None
+
+    def every(self, study: str) -> pd.DataFrame | None:
+        """The table of a study from every GPU, or from the chosen GPU, with a column ``gpu``; None as in `record`."""
+        try:
+            return gpus.together(study, self.where)[0]
         except Unusable as error:
             display(Markdown(f"*Not measured yet: {error}.*"))
             return None

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ropelab.study.engine.words import listed
 from ropelab.study.plots import drawing, gpus, marks, ticks
 from ropelab.study.plots.panels import grid
 from ropelab.study.topics.kernel_steps import machine_code
@@ -42,9 +44,10 @@ def roofline(
         )
         density = needed / (rows.bytes / 1000)
         rate = rows.bytes / rows.median_us / 1000  # GB/s
-        for name, x, y in zip(rows.contender, density, rate, strict=True):
-            ax.plot(x, y, "o", color=gpus.COLORBLIND[0], markersize=4)
-            ax.annotate(name[:1], (x, y), (4, 3), textcoords="offset points", size=8)
+        ax.plot(density, rate, "o", color=gpus.COLORBLIND[0], markersize=4)
+        points = pd.DataFrame({"step": rows.contender.str[:1], "x": density, "y": rate})
+        for _, near in points.groupby([np.log10(density).round(1), np.log10(rate).round(1)]):
+            marks.beside(ax, [near.x.max()], [near.y.mean()], [listed(sorted(near.step))])
         ridge = 1000 * machine.warps_per_us / machine.bytes_per_us  # where both roofs meet
         across = pd.Series([0.7 * density.min(), ridge, 1.4 * density.max()]).sort_values()
         roof = (machine.warps_per_us / across).clip(upper=machine.bytes_per_us / 1000)
