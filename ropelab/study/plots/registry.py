@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.bench import records
-from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED, with_calls
+from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED
 from ropelab.study.engine.claims import documents
 from ropelab.study.engine.record_links import show_records
 from ropelab.study.plots import drawing, gpus, marks, ticks
@@ -29,12 +29,7 @@ from ropelab.study.topics.projection import figures as projection_figures
 
 def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The host time of an eager call with a few tokens, over both layouts, with and without autograd."""
-    # The record of a GPU may be older than one of the columns.
-    parts = [
-        part.dropna(axis=1, how="all")
-        for _, part in frame.groupby("gpu" if "gpu" in frame else lambda _: 0, sort=False)
-    ]
-    times = drawing.noisy("host", pd.concat(map(with_calls, parts), ignore_index=True))
+    times = drawing.noisy("host", frame)
     place = marks.places(times.groupby("contender").median_us.median().sort_values().index)
     words = {NO_GRAD: "without autograd", PLAIN: "in grad mode, no gradient needed", RECORDED: "with autograd"}
     title, size = drawing.title(dense.host_sentence, frame), (4.6, 0.36 * len(place) + 1.0)

@@ -14,7 +14,6 @@ from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS, LINE
 from ropelab.study.documents.transformer_engine.grids import (
     ALL,
     FORCED,
-    MODELS,
     NEW,
     OLD,
     PACKAGES,
@@ -120,12 +119,9 @@ def missed_words(table: pd.DataFrame, name: str) -> str:
 
 
 def equal_bits(parity: pd.DataFrame) -> pd.DataFrame:
-    """The cases whose result and gradient have the same bits: ``"72 of 72"``, by pair of grids and dtype, and cp_size.
-
-    A record without a column ``grids`` has the pair of our models alone.
-    """
-    table = parity if "grids" in parity else parity.assign(grids=" and ".join(MODELS.names))
-    equal = (table.same_result & table.same_gradient).groupby([table.grids, table.dtype, table.cp_size], sort=False)
+    """The cases whose result and gradient have the same bits, ``"72 of 72"``, by pair of grids, dtype and cp_size."""
+    keys = [parity.grids, parity.dtype, parity.cp_size]
+    equal = (parity.same_result & parity.same_gradient).groupby(keys, sort=False)
     return (equal.sum().astype(str) + " of " + equal.size().astype(str)).unstack()
 
 

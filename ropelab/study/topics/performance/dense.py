@@ -3,7 +3,7 @@
 import pandas as pd
 
 from ropelab.bench.copies import PREFIX
-from ropelab.bench.host import NO_GRAD, with_calls
+from ropelab.bench.host import NO_GRAD
 from ropelab.bench.model_shapes import halves
 from ropelab.bench.records import Record
 from ropelab.study.engine.repeats import between_runs
@@ -197,7 +197,6 @@ def regret_sentences(regrets: pd.DataFrame) -> list[str]:
 
 def host_sentence(frame: pd.DataFrame) -> str:
     """The host time of one eager call for eight tokens, with ropelab and with the peers."""
-    frame = with_calls(frame)
     calls = timed(frame[frame.call == NO_GRAD]).groupby("contender").median_us.median()
     others = calls.drop([name for name in calls.index if name.startswith(OURS)])
     least, most = (CONTENDERS.label(name) for name in (others.idxmin(), others.idxmax()))

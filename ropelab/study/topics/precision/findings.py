@@ -528,7 +528,8 @@ def gpu_sentence(found: pd.DataFrame) -> str:
     usual = [name for name in errors if name != USUAL and USUAL in errors and (errors[name] == errors[USUAL]).all()]
     off = {name: f"{_angle(error)} with {name}" for name, error in errors.drop(columns=usual).iloc[-1].items()}
     plain = off.pop(USUAL, "")
-    text = f"At {errors.index[-1]:,} tokens angles are off by {', '.join(off.values())}" + f". It is {plain}" * bool(plain)
+    text = f"At {errors.index[-1]:,} tokens angles are off by {', '.join(off.values())}"
+    text += f". It is {plain}" * bool(plain)
     if usual:
         text += f". The errors of {' and '.join(usual)} are those of {USUAL}: no TF32 there"
     beyond = list(dict.fromkeys(ran.method[ran.fraction > 1]))
