@@ -186,7 +186,7 @@ def ulps_sentence(found: pd.DataFrame) -> str:
     )
     most = ", ".join(f"{what} {ulps:.3g}" for what, ulps in found.groupby("what", sort=False).ulps.max().items())
     return (
-        f"Within half an ulp of the exact cosine or sine are {waves}. Of the features that `apply_rope` rotated it is "
+        f"Within half an ulp of the exact value are {waves}. Of the features that `apply_rope` rotated it is "
         f"{features}. The largest errors in ulps: {most}"
     )
 
