@@ -87,7 +87,7 @@ def published_ratios(timings: pd.DataFrame, footer: str = "") -> Figure:
     here = ratios(drawing.timed(timings)[[*_CELL, "contender", "median_us"]], "median_us")
     stated = stated.assign(direction=_STATED)
     every = pd.concat([stated, here.assign(direction="here, " + here.direction)])
-    sheet = grid(1, 2, (6.2, 4.0), "RRE's time over RE's time, published and measured", footer)
+    sheet = grid(1, 2, (6.2, 4.0), drawing.title(findings.ratios_sentence, timings), footer)
     spread = np.random.default_rng(0)
     for ax, mode in zip(sheet.axes[0], MODES, strict=True):
         _cloud(ax, every[every["mode"] == mode], "ratio", _RATIO_LABELS, spread, size=9)

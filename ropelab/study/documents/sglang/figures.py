@@ -59,23 +59,23 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
                 ax.plot(place[:joined], line[:joined], label=label if not number else None, **look)
                 ax.plot(place[joined:], line[joined:], **look)
         ax.plot(place, table.median(), "_k", markersize=34, markeredgewidth=2.5, label="median", zorder=5)
-        marks.above(ax, place, table.median(), table.median().map("{:.2f}".format))
         low, high = stated.loc[_CLAIMS[peer], ["low", "high"]]
         if np.isfinite(high):
             ax.axhspan(low, high, color="0.75", alpha=0.6, label=f"claimed, {low:g} to {high:g}", zorder=0)
         else:
             ax.axhline(low, color="0.45", linewidth=2, linestyle=":", label=f"claimed, up to {low:g} and more")
         ax.axhline(1, color="grey", linewidth=0.8)
-        ax.set_xticks(place, [_step_label(peer, step.name) for step in STEPS[peer]], size=8)
+        labels = map(_step_label, [peer] * len(place), (step.name for step in STEPS[peer]), table.median())
+        ax.set_xticks(place, labels, size=8)
         ax.set(yscale="log", xlim=(-0.4, len(place) - 0.6), title=f"{names[peer]} against the first version")
         ticks.at(ax.yaxis, [0.3, 0.5, 0.7, 1, 1.25, 1.5, 2, 3, 5, 10], "{:,g}".format)
     return panels.finish(ylabel="peer's time / kernel's time", legend=4)
 
 
-def _step_label(peer: str, step: str) -> str:
+def _step_label(peer: str, step: str, median: float) -> str:
     name = STEP_NAMES[peer].get(step, step)
     joint = {PUBLISHED: "", APART: "or "}.get(step, "+ ")
-    return textwrap.fill(joint + name, 14)
+    return f"{textwrap.fill(joint + name, 14)}\n({median:.2f})"
 
 
 def _sampled(footer: str, protocols: pd.DataFrame) -> str:
