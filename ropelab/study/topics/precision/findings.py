@@ -499,10 +499,10 @@ def attention_sentence(found: pd.DataFrame) -> str:
     """The sentence on the share of the attention that goes to other keys at the longest position."""
     last = found[found.position == found.position.max()].set_index("method").weights_error
     names = [name for name in ("bf16 positions", "bf16 frequencies", USUAL, "bf16 tables", OURS) if name in last.index]
-    first, *others = (f"{_share(last[name])} with {name}" for name in names)
+    others = ", ".join(f"{_share(last[name])} with {name}" for name in names[1:])
     return (
-        f"At {found.position.max():,} tokens, of a random query's attention {first} goes to other keys. Among 256 "
-        f"random keys it is {', '.join(others)}"
+        f"At {found.position.max():,} tokens {_share(last[names[0]])} of a random query's attention goes to other keys "
+        f"with {names[0]}. Among 256 random keys it is {others}"
     )
 
 

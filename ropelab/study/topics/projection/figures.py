@@ -60,7 +60,8 @@ def contenders(frame: pd.DataFrame, footer: str = "") -> Figure:
     rows = drawing.noisy(findings.RECORD, frame)
     rows = rows[(rows.inputs == INPUTS) & (rows[list(MODEL)] == list(MODEL.values())).all(axis=1)]
     names = list(dict.fromkeys(rows.gpu))
-    panels = grid(len(names), 1, (5.6, 3.1), "Each way over the plain product", footer, sharex=True, sharey=True)
+    title = drawing.title(findings.losses_sentence, frame)
+    panels = grid(len(names), 1, (5.6, 3.1), title, footer, sharex=True, sharey=True)
     for ax, gpu in zip(panels.axes[:, 0], names, strict=True):
         for name, (words, place, marker) in LOOKS.items():
             points = rows[(rows.gpu == gpu) & (rows.contender == name)].sort_values("tokens")
