@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from html import escape
 
 import pandas as pd
@@ -72,13 +73,15 @@ class Shown:
         display(Markdown(f"*{why}.*"))
         return None
 
-    def figure(self, name: str, sentence: str | None = None) -> None:
-        """Draw a figure, or a note on the missing record; then publish the sentence, if there is one, as a finding."""
+    def figure(self, name: str, say: Callable[..., str] | None = None) -> None:
+        """Draw a figure, and publish what ``say`` makes of its tables as a finding; or note the missing record."""
         try:
             registry.show(name, self.where)
         except Unusable as error:
             display(Markdown(f"*There is no figure: {error}.*"))
-        if sentence:
+            return
+        tables = (one.frame for one in records.load_together(registry.all_figures()[name][0], self.where))
+        if say and (sentence := say(*tables)):
             finding(sentence)
 
     def table(self, frame: pd.DataFrame, *columns: str) -> None:

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -23,7 +22,6 @@ from ropelab.study.documents.transformer_engine.grids import (
 )
 from ropelab.study.documents.transformer_engine.layer import ALONE, LAYER, WITHOUT
 from ropelab.study.documents.transformer_engine.measure import GIVEN, INTEROP, SUMMED
-from ropelab.study.engine import findings as engine
 from ropelab.study.engine import noise
 from ropelab.study.engine.judging import above
 from ropelab.study.engine.verdict import Basis
@@ -352,15 +350,3 @@ def _beside_the_new_grid(layer: pd.DataFrame) -> str:
         + f". The same layer without a rotation varies by up to {spread:.1%} (between the 20 and 80 % quantiles of its "
         "samples)."
     )
-
-
-SENTENCES: engine.Sentences = {
-    "te_dead_blocks": (("te_kernels",), blocks_count),
-    "te_table_b": (("te_kernels",), sum_counts),
-    "te_freqs_len": (("te_kernels",), own_length_counts),
-    "te_skew": (("te_kernels",), skew_counts),
-    "te_layer": (("te_layer",), layer_counts),
-}
-"""The sentences below the figures of the same names."""
-
-sentence = partial(engine.sentence, SENTENCES)
