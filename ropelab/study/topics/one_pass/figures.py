@@ -53,7 +53,7 @@ def cases(frame: pd.DataFrame, footer: str = "") -> Figure:
 
     first = rows[(rows.contender == ONE) & (rows.gpu == rows.gpu.iloc[0])]
     reached = drawing.value_range(first.fraction_of_copy)
-    title = f"{rows.gpu.iloc[0]} {rows.tokens.iloc[0]:,} tokens: one launch runs at {reached} of the best copy"
+    title = f"{rows.gpu.iloc[0]}, {rows.tokens.iloc[0]:,} tokens: one launch runs at {reached} of the best copy"
     panels = facet(rows, (4.4, 0.5 * len(place) + 1.0), title, footer, column="gpu", sharey=True)
     for ax, panel, _ in panels:
         for name in _contenders(panel):
