@@ -355,8 +355,7 @@ def with_kernel(frame):
 
 def test_figures_say_what_the_record_says():
     record = with_kernel(of_two_shapes())
-    slowdowns = said(figures.slowdowns(record, at_a_millisecond(900)))
-    assert "2.0 to 10.0 eager, 2.0 to 3.4 compiled" in slowdowns and "differ by up to 11.1%" in slowdowns
+    assert "Nearest to ropelab's kernel comes " in said(figures.slowdowns(record))
     copy = said(figures.of_a_copy(record))
     assert "at 0.45 to 0.50 of a copy" in copy
     ratios = findings.ratios_sentence(record)
@@ -372,7 +371,7 @@ def test_figures_of_a_record_with_failures():
     record = change(with_kernel(of_two_shapes()), lost, status="failed: RuntimeError: no", median_us=float("nan"))
     for draw in (figures.of_a_copy, figures.published_ratios):
         draw(record).draw_without_rendering()
-    fig = figures.slowdowns(record, at_a_millisecond())
+    fig = figures.slowdowns(record)
     fig.draw_without_rendering()
     foot = [text.get_text() for text in fig.texts]
     assert any("compiled RE reference (failed: RuntimeError: no)" in text for text in foot)

@@ -403,7 +403,7 @@ def test_figures_say_what_was_computed(errors):
     shipped = findings.models(samples=16)
     drawn = {
         findings.sentence(errors): figures.rotations(errors, "here"),
-        findings.law_sentence(law): figures.law(law, "here"),
+        "Scores move by " + findings.law_sentence(law).partition(" They move by ")[2]: figures.law(law, "here"),
         findings.attention_sentence(moved): figures.attention(moved, "here"),
         findings.models_sentence(shipped): figures.models(shipped, "here"),
     }

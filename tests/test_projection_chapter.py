@@ -96,8 +96,8 @@ def test_the_records_of_both_gpus_stand_in_one_table():
 
 def test_autograd_keeps_the_product_only_with_a_norm():
     rows = kept.kept_bytes().set_index("way")
-    assert rows["of x, K e"].tolist() == [1] * 4
-    assert rows["others, N e"].tolist() == [0, 0, 1, 1]
+    assert rows["of x, K β"].tolist() == [1] * 4
+    assert rows["others, N β"].tolist() == [0, 0, 1, 1]
 
 
 def test_adjacent_pairs_meet_in_one_thread():

@@ -260,16 +260,19 @@ def test_figures_and_sentences_from_records(stubbed, tmp_path):
     for name in figures.FIGURES:
         with pytest.raises(FileNotFoundError, match="make measure"):
             draw(name, tmp_path)
-    for name, (needed, _) in findings.SENTENCES.items():
-        assert bool(findings.sentence(name, tmp_path)) != bool(needed)
     for study in TIMED:
         records.write(study, studies.STUDIES[study](smoke=True), tmp_path)
     for name in figures.FIGURES:
         figure = draw(name, tmp_path)
         texts = [said(figure), *(text.get_text() for text in figure.texts)]
         assert "nan" not in texts[0] and any("no GPU" in text for text in texts), texts
-    for name in findings.SENTENCES:
-        assert "nan" not in findings.sentence(name, tmp_path)
+    protocols, second, low, widths = (
+        records.load(f"sglang_{name}", tmp_path).frame
+        for name in ("protocols", "second_grid", "low_tokens", "vector_widths")
+    )
+    for sentence in (findings.protocol(protocols), findings.grids(protocols, second), findings.timers(protocols),
+                     findings.low_tokens(low), findings.vector_widths(widths)):  # fmt: skip
+        assert sentence and "nan" not in sentence
 
 
 def test_a_wrong_contender_is_not_timed(stubbed):

@@ -497,15 +497,13 @@ def test_figures_draw(name, directory, tmp_path):
         figures.draw(name, tmp_path)
 
 
-def test_titles_and_sentences_follow_the_record(directory, tmp_path):
-    skew = findings.sentence("te_skew", directory)
+def test_titles_and_sentences_follow_the_record():
+    skew = findings.skew_counts(kernels())
     table = findings.choices(kernels()).query("kind == 'skewed'")
     assert all(findings.missed_words(table, name) in skew for name in ("first", "merged"))
     assert "takes the slower grid in 0 of" in findings.skew_counts(kernels(dead_ns=0, search_us=0))
-    said = {name: findings.sentence(name, directory) for name in te_figures.FIGURES}
-    assert set(findings.SENTENCES) == {name for name, text in said.items() if text}
-    assert "0.60 ns" in said["te_dead_blocks"] and "µs to the kernels" in said["te_table_b"]
-    assert not any(findings.sentence(name, tmp_path) for name in te_figures.FIGURES)
+    assert "0.60 ns" in findings.blocks_count(kernels())
+    assert "µs to the kernels" in findings.sum_counts(kernels())
 
 
 def test_figures_draw_what_was_measured(tmp_path):

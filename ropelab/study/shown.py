@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from html import escape
 
 import pandas as pd
@@ -15,7 +16,7 @@ from ropelab.study.engine.computed import Evidence
 from ropelab.study.engine.findings import finding
 from ropelab.study.engine.ledger import find_evidence
 from ropelab.study.engine.words import listed
-from ropelab.study.plots import registry
+from ropelab.study.plots import gpus, registry
 from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.topics.performance.comparison import number
 
@@ -32,6 +33,14 @@ class Shown:
         """The record of a study. Without a usable record: None, and a note that says why."""
         try:
             return records.load(study, self.where)
+        except Unusable as error:
+            display(Markdown(f"*Not measured yet: {error}.*"))
+            return None
+
+    def every(self, study: str) -> pd.DataFrame | None:
+        """The table of a study from every GPU, or from the chosen GPU, with a column ``gpu``; None as in `record`."""
+        try:
+            return gpus.together(study, self.where)[0]
         except Unusable as error:
             display(Markdown(f"*Not measured yet: {error}.*"))
             return None
@@ -64,13 +73,15 @@ class Shown:
         display(Markdown(f"*{why}.*"))
         return None
 
-    def figure(self, name: str, sentence: str | None = None) -> None:
-        """Draw a figure, or a note on the missing record; then publish the sentence, if there is one, as a finding."""
+    def figure(self, name: str, say: Callable[..., str] | None = None) -> None:
+        """Draw a figure, and publish what ``say`` makes of its tables as a finding; or note the missing record."""
         try:
             registry.show(name, self.where)
         except Unusable as error:
             display(Markdown(f"*There is no figure: {error}.*"))
-        if sentence:
+            return
+        tables = (one.frame for one in records.load_together(registry.all_figures()[name][0], self.where))
+        if say and (sentence := say(*tables)):
             finding(sentence)
 
     def table(self, frame: pd.DataFrame, *columns: str) -> None:

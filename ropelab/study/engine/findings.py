@@ -1,11 +1,6 @@
 """Make the findings of a notebook, and mark them, so that the report can put them on its first page."""
 
-from collections.abc import Callable, Mapping, Sequence
-
-from ropelab.bench import records
-
-Sentences = Mapping[str, tuple[Sequence[str], Callable[..., str]]]
-"""The name of a sentence -> the records that it needs, and the function of their tables that makes it."""
+from collections.abc import Mapping, Sequence
 
 FINDING, HEADLINE, KNOWN_BY = "ropelab/finding", "ropelab/headline", "ropelab/known-by"
 
@@ -71,12 +66,3 @@ def counted(notebooks: Mapping[str, Mapping]) -> dict[str, dict[str, int]]:
 def _check(by: str) -> None:
     if by not in WAYS:
         raise ValueError(f"by: expected one of {', '.join(WAYS)}, got {by!r}")
-
-
-def sentence(sentences: Sentences, name: str, where: records.Where = records.MEASUREMENTS) -> str:
-    """The sentence of that name; "" if there is none or a record is missing. A missing column is an error."""
-    studies, say = sentences.get(name, ((), str))
-    try:
-        return say(*(record.frame for record in records.load_together(studies, where)))
-    except records.Unusable:
-        return ""

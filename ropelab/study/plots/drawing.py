@@ -12,7 +12,7 @@ from ropelab.study.engine.repeats import between_runs
 from ropelab.study.engine.words import value_range
 from ropelab.study.plots.looks import CONTENDERS
 
-__all__ = ["ORDERS", "contenders", "copies", "each", "label", "noisy", "ordered", "spans", "timed", "value_range"]
+__all__ = ["ORDERS", "contenders", "copies", "label", "noisy", "ordered", "spans", "timed", "title", "value_range"]
 
 label = CONTENDERS.label
 ORDERS = {
@@ -66,8 +66,8 @@ def spans(points: pd.DataFrame, by: str | list[str], value: str, *, speed: bool 
     return points.groupby(by, sort=False).agg(least=("least", "min"), middle=(value, "median"), most=("most", "max"))
 
 
-def each(say: Callable[..., str], *frames: pd.DataFrame) -> str:
-    """A sentence on the tables of each GPU, after its name; tables without a column ``gpu`` are of one GPU."""
-    gpus = list(dict.fromkeys(frames[0].gpu)) if "gpu" in frames[0] else []
-    parts = [(f"{gpu}: ", [frame[frame.gpu == gpu] for frame in frames]) for gpu in gpus] or [("", list(frames))]
-    return "; ".join(name + say(*part) for name, part in parts)
+def title(say: Callable[..., str], *frames: pd.DataFrame) -> str:
+    """The first sentence on the tables of the first GPU, of which findings speak, after its name (a column ``gpu``)."""
+    gpu = frames[0].gpu.iloc[0] if "gpu" in frames[0] else ""
+    said = say(*(frame[frame.gpu == gpu] if gpu else frame for frame in frames))
+    return f"{gpu}: {said}".removeprefix(": ").replace("`", "").partition(". ")[0].removesuffix(".")

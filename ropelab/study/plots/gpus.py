@@ -1,16 +1,12 @@
 """Draw the records of several GPUs in one panel: a colour and a marker for each GPU, with intervals."""
 
-import os
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 
 import pandas as pd
-from IPython.display import display
 from matplotlib.axes import Axes
 
 from ropelab.bench import records
-from ropelab.study.engine.record_links import RECORDS, table
 from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.plots.panels import BETWEEN_RECORDS
 
@@ -42,16 +38,6 @@ def _footer(record: records.Record) -> str:
     """The footer of a record, in lines that fit below a narrow figure."""
     name, *facts = record.footer.split(" · ")
     return BETWEEN_RECORDS.join(textwrap.wrap(" · ".join([short(name), *facts]), _LETTERS))
-
-
-def link(study: str, where: records.Selection) -> None:
-    """Show links to the record of every GPU, in one line; see `record_links.show_records`."""
-    found = [gpu for gpu in records.gpus(where.directory) if where.gpu in (None, gpu)]
-    paths = {gpu: path for gpu in found if (path := table(study, records.Selection(where.directory, gpu)))}
-    if paths:
-        links = ", ".join(f"[{gpu}]({Path(os.path.relpath(path)).as_posix()})" for gpu, path in paths.items())
-        data = {"text/markdown": f"Records `{study}`: {links}", "text/plain": f"Records: {study}"}
-        display(data, raw=True, metadata={RECORDS: [study]})
 
 
 def parts(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, dict[str, object]]]:

@@ -198,8 +198,8 @@ def _legend_letters(texts: Sequence[str], columns: int) -> int:
 
 
 def _say_untimed(fig: Figure, frame: pd.DataFrame) -> None:
-    """Name the contenders that have no time, and why, at the foot of the figure, left of its footer."""
-    untimed = frame[frame.status != "ok"]
+    """Name the contenders that have no time in any row, and why, at the foot of the figure, left of its footer."""
+    untimed = frame[~frame.contender.isin(frame.contender[frame.status == "ok"])]
     reasons = untimed.status.str.split(" has relative error").str[0]
     pairs = dict.fromkeys(zip(untimed.contender, reasons, strict=True))
     found = [f"{CONTENDERS.label(name)} ({textwrap.shorten(why, 60, placeholder=' …')})" for name, why in pairs]

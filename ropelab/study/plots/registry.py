@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.bench import records
-from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED, with_calls
+from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED
 from ropelab.study.engine.claims import documents
 from ropelab.study.engine.record_links import show_records
 from ropelab.study.plots import drawing, gpus, marks, ticks
@@ -20,23 +20,19 @@ from ropelab.study.plots.panels import BETWEEN_RECORDS, CELLS, facet
 from ropelab.study.topics.conformance import figures as conformance_figures
 from ropelab.study.topics.models import figures as models_figures
 from ropelab.study.topics.one_pass import figures as one_pass_figures
+from ropelab.study.topics.performance import dense, roofs
 from ropelab.study.topics.performance import figures as family_figures
-from ropelab.study.topics.performance import roofs
 from ropelab.study.topics.performance.comparison import named_cells
 from ropelab.study.topics.precision import figures as precision_figures
+from ropelab.study.topics.projection import figures as projection_figures
 
 
 def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The host time of an eager call with a few tokens, over both layouts, with and without autograd."""
-    # The record of a GPU may be older than one of the columns.
-    parts = [
-        part.dropna(axis=1, how="all")
-        for _, part in frame.groupby("gpu" if "gpu" in frame else lambda _: 0, sort=False)
-    ]
-    times = drawing.noisy("host", pd.concat(map(with_calls, parts), ignore_index=True))
+    times = drawing.noisy("host", frame)
     place = marks.places(times.groupby("contender").median_us.median().sort_values().index)
     words = {NO_GRAD: "without autograd", PLAIN: "in grad mode, no gradient needed", RECORDED: "with autograd"}
-    title, size = "Host time of an eager call", (4.6, 0.36 * len(place) + 1.0)
+    title, size = drawing.title(dense.host_sentence, frame), (4.6, 0.36 * len(place) + 1.0)
     panels = facet(times, size, title, footer, column="call", wrap=2, words=words, sharex=True, sharey=True)
     for ax, panel, _ in panels:
         for i, (_, rows, look) in enumerate(gpus.parts(panel)):
@@ -105,6 +101,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "tile_sweep": (("tiles",), tile_sweep),
     **family_figures.FIGURES,
     **one_pass_figures.FIGURES,
+    **projection_figures.FIGURES,
     **models_figures.FIGURES,
     "conformance": (("conformance",), conformance_figures.peers),
     "precision_on_gpu": (("precision",), precision_figures.on_gpu),
@@ -113,8 +110,10 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
 
 Documents add their own figures.
 """
-OF_EVERY_GPU = {*roofs.FIGURES, *family_figures.FIGURES, *one_pass_figures.FIGURES, "host_time"}
-"""The figures whose functions take the tables of all GPUs in one, with a column ``gpu``."""
+OF_EVERY_GPU = {
+    *roofs.FIGURES, *family_figures.FIGURES, *one_pass_figures.FIGURES, *projection_figures.FIGURES, "host_time",
+}  # fmt: skip
+"""The figures whose functions take the tables of all GPUs in one, with a column ``gpu``; or of the chosen GPU."""
 
 
 def all_figures() -> dict[str, tuple[tuple[str, ...], Callable[..., Figure]]]:
@@ -145,9 +144,7 @@ def draw(name: str, where: records.Where = records.MEASUREMENTS) -> Figure:
     studies, function = known[name]
     found = records.load_together(studies, where)
     if name in OF_EVERY_GPU:
-        tables, footers = zip(
-            *(gpus.together(study, records.selection(where).directory) for study in studies), strict=True
-        )
+        tables, footers = zip(*(gpus.together(study, where) for study in studies), strict=True)
         return function(*tables, BETWEEN_RECORDS.join(dict.fromkeys(footers)))
     footer = BETWEEN_RECORDS.join(dict.fromkeys(record.footer for record in found))
     return function(*(record.frame for record in found), footer)

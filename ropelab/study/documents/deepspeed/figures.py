@@ -47,9 +47,8 @@ def gates(dispatch: pd.DataFrame, footer: str = "") -> Figure:
     total = len(in_tree) // in_tree.version.nunique()
     counts = ", ".join(f"{wrong[version]} in {_VERSIONS[version][0]}" for version in shown)
     title = (
-        f"Which shapes reach the kernel, and with which result. Wrong results among {len(table)} shapes: {counts}. "
-        f"The kernel runs for {fused.get('merged', 0)} of {total} "
-        f"shapes of DeepSpeed's own callers after the merge, with ropelab for {fused.get('ropelab', 0)}"
+        f"After the merge the kernel runs for {fused.get('merged', 0)} of {total} shapes of DeepSpeed's own callers, "
+        f"with ropelab for {fused.get('ropelab', 0)}. Wrong results among {len(table)} shapes: {counts}"
     )
     panels = grid(1, 1, (11.5, 0.42 * len(table) + 1.2), title, footer)
     ax = panels.axes[0, 0]
@@ -105,12 +104,14 @@ def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
     ours, theirs = (own[own.contender == name] for name in (who.OURS, who.TORCHEMBED))
     keys = ["caller", "direction"]
     ratio = (theirs.set_index(keys).median_us / ours.set_index(keys).median_us).dropna()
-    title = "The shapes of DeepSpeed's own callers. "
-    if len(ours):
-        title += f"ropelab launches {drawing.value_range(ours.launches.astype(int), 'd')} kernels"
-    if len(ratio):
-        launches, faster = drawing.value_range(theirs.launches.astype(int), "d"), drawing.value_range(ratio, ".1f")
-        title += f" where DeepSpeed with torchembed launches {launches}, and is {faster} times as fast"
+    faster, *launches = (
+        drawing.value_range(values, spec)
+        for values, spec in ((ratio, ".1f"), (ours.launches, ".0f"), (theirs.launches, ".0f"))
+    )
+    title = (
+        f"For DeepSpeed's own callers ropelab is {faster} times as fast as DeepSpeed with torchembed. It launches "
+        f"{launches[0]} kernels, where DeepSpeed launches {launches[1]}"
+    )
     frame = frame.assign(row=_labels(frame))
     place = marks.places(frame.row)
     contenders = drawing.ordered(frame.contender, (who.TORCHEMBED, who.FORMULA, who.OURS))
@@ -153,9 +154,8 @@ def paths(launches: pd.DataFrame, footer: str = "") -> Figure:
     raw, api = (frame[frame.path == name] for name in ("raw kernel", "DeepSpeed API"))
     slower = api.median_us / raw.median_us.iloc[0]
     title = (
-        f"The kernel alone, and through DeepSpeed's function. There it takes "
-        f"{drawing.value_range(slower, '.1f')} times as long as alone: "
-        f"{drawing.value_range(api.launches, 'd')} launches, "
+        f"Through DeepSpeed's function the kernel takes {drawing.value_range(slower, '.1f')} times as long as alone. "
+        f"The function makes {drawing.value_range(api.launches, 'd')} launches and "
         f"{drawing.value_range(api.extra_bytes / api.tensor_bytes, '.0f')} tensors of extra memory"
     )
     panels = grid(1, 1, (11, 0.45 * len(frame) + 1.2), title, footer)

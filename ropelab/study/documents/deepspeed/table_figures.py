@@ -22,7 +22,7 @@ def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str
     """The document's speed-ups of torchembed's kernel beside the speed-ups measured here, forward."""
     series = _speedups(frame, published)
     baselines = list(series)
-    title = "The published speed-ups, measured again"
+    title = speedups_sentence(frame, published).partition(" and ")[0]
     panels = grid(1, max(1, len(baselines)), (5.2, 3.8), title, footer, sharey=True)
     for ax, baseline in zip(panels.axes[0], baselines, strict=True):
         table = series[baseline].sort_index()

@@ -157,8 +157,8 @@ def ratios_sentence(grid: pd.DataFrame) -> str:
     same = ((both.here > 1) == (both.printed > 1)).sum()
     compiled = [times_by_compiling(*of) for of in ((grid, "RE llama"), (evidence.log(), "RE llama", "ms"))]
     return (
-        f"RRE's time over RE's, the mean of the forward here (and as published): {listed(each)}. {same} of {len(both)} "
-        "means lie on the same side of 1 as published. Compiled, native RE takes "
+        f"{same} of {len(both)} means of RRE's time over RE's lie on the same side of 1 as published. The mean of the "
+        f"forward here (and as published): {listed(each)}. Compiled, native RE takes "
         f"{compiled[0]:.2f} ({compiled[1]:.2f}) times as long as eager."
     )
 

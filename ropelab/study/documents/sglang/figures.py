@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.study.documents.sglang import contenders as of
+from ropelab.study.documents.sglang import findings, steps
 from ropelab.study.documents.sglang import kernel_contenders as published
-from ropelab.study.documents.sglang import steps
 from ropelab.study.documents.sglang.evidence import published_speedups
 from ropelab.study.documents.sglang.measure import FIRST_GRID_CELLS, SECOND_GRID_CELLS
 from ropelab.study.documents.sglang.steps import APART, PUBLISHED, STEP_NAMES, STEPS, without_models
@@ -40,7 +40,10 @@ _CLAIMS = {of.VLLM: "SG-04", of.FLASH_FULL: "SG-05"}
 def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The peer's time over the kernel's time, from the published protocol to a fair protocol, one flaw at a time."""
     tables = {peer: steps.ratios(frame, peer) for peer in STEPS}
-    title, names = "Each flaw of the published protocol, taken away in turn", steps.NAMES
+    names = steps.NAMES
+    medians = {names[peer]: table.median() for peer, table in tables.items()}
+    told = (f"{peer} from {median.iloc[0]:.2f} to {median.min():.2f}" for peer, median in medians.items())
+    title = f"Each flaw taken away in turn, in the median: {', '.join(told)} of the kernel's time"
     stated = published_speedups()
     panels = grid(1, len(tables), (6.4, 4.2), title, _sampled(footer, frame), sharey=True)
     for ax, (peer, table) in zip(panels.axes[0], tables.items(), strict=True):
@@ -62,16 +65,17 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
         else:
             ax.axhline(low, color="0.45", linewidth=2, linestyle=":", label=f"claimed, up to {low:g} and more")
         ax.axhline(1, color="grey", linewidth=0.8)
-        ax.set_xticks(place, [_step_label(peer, step.name) for step in STEPS[peer]], size=8)
+        labels = map(_step_label, [peer] * len(place), (step.name for step in STEPS[peer]), table.median())
+        ax.set_xticks(place, labels, size=8)
         ax.set(yscale="log", xlim=(-0.4, len(place) - 0.6), title=f"{names[peer]} against the first version")
         ticks.at(ax.yaxis, [0.3, 0.5, 0.7, 1, 1.25, 1.5, 2, 3, 5, 10], "{:,g}".format)
     return panels.finish(ylabel="peer's time / kernel's time", legend=4)
 
 
-def _step_label(peer: str, step: str) -> str:
+def _step_label(peer: str, step: str, median: float) -> str:
     name = STEP_NAMES[peer].get(step, step)
     joint = {PUBLISHED: "", APART: "or "}.get(step, "+ ")
-    return textwrap.fill(joint + name, 14)
+    return f"{textwrap.fill(joint + name, 14)}\n({median:.2f})"
 
 
 def _sampled(footer: str, protocols: pd.DataFrame) -> str:
@@ -95,7 +99,7 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
     large = both[both.tokens >= min(_LARGE, both.tokens.max())].groupby("contender").fraction_of_copy
     told = [f"{name} at {drawing.value_range(large.get_group(name), '.2f')}"
             for name in (of.OURS, published.FIRST_KERNEL, published.LAST_KERNEL) if name in large.groups]  # fmt: skip
-    title = f"Every contender beside a copy. From {min(_LARGE, both.tokens.max()):,} tokens on: {', '.join(told)}"
+    title = f"Of a copy, from {min(_LARGE, both.tokens.max()):,} tokens on: {', '.join(told)}"
     order = both.groupby("contender").fraction_of_copy.median().sort_values(ascending=False).index
     tables = [
         both[both.part == name]
@@ -117,9 +121,7 @@ def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     times = drawing.timed(frame)
     switched = times[times.family.isin(_FAMILIES) & times.policy.isin(("on", "off"))]
     table = switched.pivot_table(index=["family", "layout", "seq_len"], columns="policy", values="median_us")
-    gains = (table["off"] / table["on"]).dropna().groupby("family")
-    said = [f"{_FAMILIES[name][0]} {drawing.value_range(gain, '.2f')}" for name, gain in gains]
-    title = f"Speed of 1 to 8 tokens with the launch policy. Speed with it over speed without: {', '.join(said)}"
+    title = drawing.title(findings.low_tokens, frame)
     panels = facet(frame, (5.4, 3.9), title, footer, column="layout", sharey=True)
     for ax, _, layout in panels:
         here = table.xs(layout, level="layout")
@@ -140,7 +142,7 @@ def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
 def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The times of narrow and wide accesses, at aligned and at other addresses."""
     times = without_models(drawing.timed(frame[~frame.contender.str.startswith("copy")]))
-    title = "Accesses of 16 bytes beside accesses of 2 bytes"
+    title = drawing.title(findings.vector_widths, frame)
     words = {layout: f"{name} (on the bars: bytes per access)" for layout, name in LAYOUT.items()}
     panels = facet(times, (5.2, 3.4), title, footer, column="layout", words=words, sharey=True)
     for ax, panel, _ in panels:

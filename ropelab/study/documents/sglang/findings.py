@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pandas as pd
 
 from ropelab.bench.rows import timed
@@ -22,7 +20,6 @@ from ropelab.study.documents.sglang.steps import (
     timer,
     without_models,
 )
-from ropelab.study.engine import findings as engine
 from ropelab.study.engine.words import listed, value_range
 from ropelab.study.plots.drawing import copies
 
@@ -131,16 +128,3 @@ def end_to_end() -> str:
         f"The document's two runs differ by {total.change_percent:+.1f} %. W{saved[1:]}. "
         f"The gain is {'less' if less else 'not less'} than that difference."
     )
-
-
-SENTENCES: engine.Sentences = {
-    "flags": ((), flags),
-    "protocol": (("sglang_protocols",), protocol),
-    "timers": (("sglang_protocols",), timers),
-    "grids": (("sglang_protocols", "sglang_second_grid"), grids),
-    "low_tokens": (("sglang_low_tokens",), low_tokens),
-    "vector_widths": (("sglang_vector_widths",), vector_widths),
-    "end_to_end": ((), end_to_end),
-}
-
-sentence = partial(engine.sentence, SENTENCES)

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,6 @@ from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS, LINE
 from ropelab.study.documents.transformer_engine.grids import (
     ALL,
     FORCED,
-    MODELS,
     NEW,
     OLD,
     PACKAGES,
@@ -24,7 +22,6 @@ from ropelab.study.documents.transformer_engine.grids import (
 )
 from ropelab.study.documents.transformer_engine.layer import ALONE, LAYER, WITHOUT
 from ropelab.study.documents.transformer_engine.measure import GIVEN, INTEROP, SUMMED
-from ropelab.study.engine import findings as engine
 from ropelab.study.engine import noise
 from ropelab.study.engine.judging import above
 from ropelab.study.engine.verdict import Basis
@@ -120,12 +117,9 @@ def missed_words(table: pd.DataFrame, name: str) -> str:
 
 
 def equal_bits(parity: pd.DataFrame) -> pd.DataFrame:
-    """The cases whose result and gradient have the same bits: ``"72 of 72"``, by pair of grids and dtype, and cp_size.
-
-    A record without a column ``grids`` has the pair of our models alone.
-    """
-    table = parity if "grids" in parity else parity.assign(grids=" and ".join(MODELS.names))
-    equal = (table.same_result & table.same_gradient).groupby([table.grids, table.dtype, table.cp_size], sort=False)
+    """The cases whose result and gradient have the same bits, ``"72 of 72"``, by pair of grids, dtype and cp_size."""
+    keys = [parity.grids, parity.dtype, parity.cp_size]
+    equal = (parity.same_result & parity.same_gradient).groupby(keys, sort=False)
     return (equal.sum().astype(str) + " of " + equal.size().astype(str)).unstack()
 
 
@@ -151,7 +145,11 @@ def shares(layer: pd.DataFrame) -> pd.DataFrame:
     return table.rename_axis(columns=None)
 
 
-IN_WORDS = {"dead_blocks": "empty blocks", "ns_per_dead_block": "ns for each empty block"}
+IN_WORDS = {
+    "dead_blocks": "empty blocks", "ns_per_dead_block": "ns for each empty block", "first_costs": "time over the best",
+    "merged_costs": "time over the best", "given_us": "given cotangent, µs", "summed_us": "with sum(), µs",
+    "added_us": "added, µs", "added": "added share", "layer_us": "layer, µs", "alone_us": "q and k alone, µs",
+}  # fmt: skip
 """Names of columns in the words of the chapter."""
 
 
@@ -163,7 +161,7 @@ def packings(kernels: pd.DataFrame, step: str) -> pd.DataFrame:
 
 def costly(table: pd.DataFrame, name: str) -> pd.DataFrame:
     """The columns of `missed` that name the packing, the choice of the heuristic and its cost."""
-    return missed(table, name)[[*CELL[1:], name, f"{name}_costs"]]
+    return missed(table, name)[[*CELL[1:], name, f"{name}_costs"]].rename(columns=IN_WORDS)
 
 
 def layer_spans(layer: pd.DataFrame) -> pd.DataFrame:
@@ -340,22 +338,15 @@ def _beside_the_new_grid(layer: pd.DataFrame) -> str:
     by_name = {name: rows for name, rows in whole.groupby("contender")}
     if not {"ropelab", NEW, WITHOUT} <= by_name.keys():
         return ""
-    ratio = by_name["ropelab"].median_us / by_name[NEW].median_us
+    ratio, merged = (
+        value_range((by_name["ropelab"].median_us / by_name[name].median_us).dropna()) if name in by_name else ""
+        for name in (NEW, PACKAGES.new)
+    )
     without = by_name[WITHOUT]
     spread = ((without.q80_us - without.q20_us) / without.median_us).max()
     return (
-        f"With ropelab the whole layer takes {value_range(ratio)} of its time with the new grid. The same layer "
-        f"without a rotation varies by up to {spread:.1%} (between the 20 and 80 % quantiles of its samples)."
+        f"With ropelab the whole layer takes {ratio} of its time with the new grid of the first version"
+        + f", and {merged} of its time with {PACKAGES.new}, as merged" * bool(merged)
+        + f". The same layer without a rotation varies by up to {spread:.1%} (between the 20 and 80 % quantiles of its "
+        "samples)."
     )
-
-
-SENTENCES: engine.Sentences = {
-    "te_dead_blocks": (("te_kernels",), blocks_count),
-    "te_table_b": (("te_kernels",), sum_counts),
-    "te_freqs_len": (("te_kernels",), own_length_counts),
-    "te_skew": (("te_kernels",), skew_counts),
-    "te_layer": (("te_layer",), layer_counts),
-}
-"""The sentences below the figures of the same names."""
-
-sentence = partial(engine.sentence, SENTENCES)

@@ -27,7 +27,8 @@ _CODES = {"fail": 0, "error": 0, "pass": 1, "not applicable": 2, "note": 3}
 def kill_matrix(found: findings.Catalogue, footer: str = "") -> Figure:
     """Every fault (rows, by theme) against every law (columns, by theme); right: the result of the diagnosis."""
     matrix, killed = found.matrix, found.killed
-    fig, ax = _map(matrix, findings.sentence(found), footer, left=4.3, names=[_citation(name) for name in matrix.index])
+    title = f"Every one of {len(matrix)} faults breaks a law" if killed.any(axis=1).all() else findings.sentence(found)
+    fig, ax = _map(matrix, title, footer, left=4.3, names=[_citation(name) for name in matrix.index])
     themes = pd.Series([findings.theme_of(name) for name in matrix.index])
     _separate(ax, list(themes), horizontal=True)
     for theme, rows in themes.groupby(themes, sort=False):

@@ -1,9 +1,8 @@
 """Apply the laws of `ropelab.conformance` to the catalogue of faults and to implementations at hand."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 import pandas as pd
 import torch
@@ -12,7 +11,7 @@ from ropelab.bench import records
 from ropelab.bench.conformance import NOT_RUN, held, left_out
 from ropelab.bench.kill_matrix import hold_to_laws, kills, laws_for, only_by_agreement
 from ropelab.bench.subjects import CONTENDERS
-from ropelab.bench.workers import Job, cores, spread
+from ropelab.bench.workers import Job, spread
 from ropelab.conformance import LAWS, Report
 from ropelab.conformance.faults import AGREEMENT, FAULTS, NOT_EXPRESSED, THEMES
 from ropelab.conformance.laws import THEMES as LAW_THEMES
@@ -31,7 +30,7 @@ FEW = (
 """Few faults, laws and contenders, with which everything runs in seconds."""
 DIAGNOSED = "torchembed 0.3.0"
 VIOLATED = ("fail", "error")
-MANY_CORES, MOST_BROKEN = 8, 3
+MOST_BROKEN = 3
 SHOWN = (
     DEFINITION, *SELF_CONSISTENCY, "layout", "table_gradients", "packed", "keys_independent", "inputs_unchanged"
 )  # fmt: skip
@@ -64,16 +63,14 @@ class Catalogue:
         return [name for name, found in self.named.items() if name in found]
 
 
-def begun_catalogue(
+def catalogue(
     faults: Iterable[str] | None = None,
     laws: Iterable[str] | None = None,
     *,
     interpreted: bool = True,
     here: bool = False,
-) -> Callable[[], Catalogue]:
-    """Begin to hold faults to laws and to diagnose each, several at a time; the returned function waits for the end.
-
-    On fewer than ``MANY_CORES`` cores, which the rest of a notebook keeps busy, the returned function begins.
+) -> Catalogue:
+    """Hold faults to laws and diagnose each, several at a time.
 
     Faults in Triton run on a GPU if the machine has one, else in Triton's interpreter.
 
@@ -91,24 +88,10 @@ def begun_catalogue(
     jobs: dict[bool, list[Job]] = {True: [], False: []}
     for name in names:
         jobs[FAULTS[name].triton].append((_held_fault, (name, laws)))
-    begin = partial(spread, jobs[False], jobs[True], here=here)
-    begun = begin() if cores() >= MANY_CORES else None
-
-    def ended() -> Catalogue:
-        found = {name: (statuses, named) for name, statuses, named in begun or begin()}
-        matrix = pd.DataFrame.from_dict({name: found[name][0] for name in names}, orient="index")
-        columns = [law for law in LAWS if law in matrix]
-        matrix = matrix[columns].rename_axis(index="fault", columns="law")
-        return Catalogue(matrix, {name: found[name][1] for name in names})
-
-    return ended
-
-
-def catalogue(
-    faults: Iterable[str] | None = None, laws: Iterable[str] | None = None, *, here: bool = False
-) -> Catalogue:
-    """The end of `begun_catalogue`."""
-    return begun_catalogue(faults, laws, here=here)()
+    found = {name: (statuses, named) for name, statuses, named in spread(jobs[False], jobs[True], here=here)}
+    matrix = pd.DataFrame.from_dict({name: found[name][0] for name in names}, orient="index")
+    matrix = matrix[[law for law in LAWS if law in matrix]].rename_axis(index="fault", columns="law")
+    return Catalogue(matrix, {name: found[name][1] for name in names})
 
 
 def _held_fault(name: str, laws: Sequence[str] | None) -> tuple[str, dict[str, str], tuple[str, ...]]:
@@ -272,16 +255,14 @@ def peers_sentence(frame: pd.DataFrame, where: str) -> str:
     return text + (f" The others break most often: {laws}." if laws else "")
 
 
-def violations_in_words(
-    live: pd.DataFrame, record: records.Record | None = None, *, leave_out: str = DIAGNOSED
-) -> list[tuple[str, str]]:
+def violations_in_words(live: pd.DataFrame, record: records.Record | None = None) -> list[tuple[str, str]]:
     """The headline and the counterexample of the first violation of a forward, a gradient and memory.
 
     A GPU's record precedes a CPU's record.
     """
     tables = [live] if record is None else [record.frame, live]
     frame = violations(pd.concat(tables, ignore_index=True)).drop_duplicates(["subject", "law"])
-    frame = frame[frame.subject != leave_out]
+    frame = frame[frame.subject != DIAGNOSED]
     theme = frame.law.map(
         lambda law: next(name for name, module in LAW_THEMES.items() if LAWS[law] in vars(module).values())
     )
@@ -300,14 +281,9 @@ def law_table(frame: pd.DataFrame, subject: str) -> pd.DataFrame:
             must be equal.
         subject: the contender.
     """
-    numbers = frame[frame.subject == subject].drop_duplicates("law").set_index("law")
-    rows = []
-    for law in LAWS.values():
-        row = {"law": law.name, "statement": law.statement, "latex": law.latex}
-        row["bound"] = numbers.bound.get(law.name, float("nan"))
-        row["violation"] = numbers.violation.get(law.name, float("nan"))
-        rows.append(row)
-    return pd.DataFrame(rows)
+    numbers = frame[frame.subject == subject].drop_duplicates("law").set_index("law")[["bound", "violation"]]
+    laws = pd.DataFrame([{"law": law.name, "statement": law.statement, "latex": law.latex} for law in LAWS.values()])
+    return laws.join(numbers, on="law")
 
 
 def law_markdown(table: pd.DataFrame) -> str:

@@ -105,11 +105,12 @@ def recorded_sentence() -> str:
 
 
 def blind_sentence(outcomes: pd.DataFrame, wrong: str) -> str:
-    """The checks that pass with the wrong backward, and those that reject it."""
-    blind, seeing = outcomes.index[outcomes[wrong]], outcomes.index[~outcomes[wrong]]
+    """How many checks pass with the wrong backward, with one token and with several."""
+    passes = outcomes[wrong]
+    one, several = (passes[passes.index.str.endswith("S = 1") == single] for single in (True, False))
     return (
-        f"{len(blind)} of {len(outcomes)} usual checks pass with the wrong backward of {wrong}: {'; '.join(blind)}. "
-        f"These checks reject it: {'; '.join(seeing)}."
+        f"{passes.sum()} of {len(passes)} usual checks pass with the wrong backward of {wrong}: {one.sum()} of "
+        f"{len(one)} with one token, and {several.sum()} of {len(several)} with several."
     )
 
 

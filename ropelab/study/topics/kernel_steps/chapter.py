@@ -16,6 +16,7 @@ from IPython.display import HTML, Markdown, display
 from ropelab.bench import records
 from ropelab.bench.rows import timed
 from ropelab.kernels import INTERPRETED
+from ropelab.study.engine.record_links import show_records
 from ropelab.study.engine.words import listed, value_range
 from ropelab.study.plots import gpus
 from ropelab.study.topics.kernel_steps import figures, machine_code, predicted, steps
@@ -139,7 +140,7 @@ class Chapter:
             "tiles": lambda: figures.tiles(rows, self.facts, footer),
         }[name]()
         display(drawn)
-        gpus.link(RECORD, self.where)
+        show_records([RECORD], self.where)
 
     def table(self, names: Iterable[str]) -> pd.DataFrame:
         """A row for each step: its machine code, and for each GPU the times of both roofs and the measured time."""
@@ -223,12 +224,20 @@ class Chapter:
                 )
         return said
 
+    def instructions(self, name: str) -> tuple[int, int]:
+        """The instructions of a warp of a step, and of all its warps."""
+        facts = self.facts[name]
+        return facts["instructions"], facts["instructions"] * facts["warps"] * facts["programs"]
+
     def compared(self, slow: str, fast: str) -> list[str]:
         """Say how instructions and time change from one step to another, and how near the highest roof is."""
         said = []
         if {slow, fast} <= set(self.facts):
-            counts = [self.facts[name]["instructions"] for name in (slow, fast)]
-            said.append(f"From {slow} to {fast}: instructions {counts[0]} to {counts[1]} ({_change(*counts)}).")
+            one, every = zip(*map(self.instructions, (slow, fast)), strict=True)
+            said.append(
+                f"From {slow} to {fast}, instructions of all warps: {every[0] / 1e6:.1f} to {every[1] / 1e6:.1f} "
+                f"million ({_change(*every)}); of one warp: {one[0]} to {one[1]}."
+            )
         times = self.measured.pivot_table(index="gpu", columns="contender", values="median_us", sort=False)
         if not {slow, fast} <= set(times):
             return [*said, f"The record has no time of both for {self.words}."]
@@ -254,7 +263,7 @@ def _cell(value: object) -> str:
 
 def _change(before: float, after: float) -> str:
     """``"-45 %"``."""
-    return f"{after / before - 1:+.0%}".replace("%", " %")
+    return re.sub(r"^[+-]0 ", "±0 ", f"{100 * (after / before - 1):+.0f} %")
 
 
 def fenced(text: str, language: str = "python") -> str:
@@ -301,7 +310,7 @@ def outcome(name: str) -> str:
     same = torch.equal(step(inputs), step.in_library(inputs))
     if status != "ok" or not same:
         raise AssertionError(f"{name}: {status}, {'the same' if same else 'other'} bits as the library")
-    how = "On the GPU" if device == "cuda" else "Interpreted"
+    how = "On the GPU" if device == "cuda" else "Interpreted" if step.plan else "In torch"
     return (
         f"{how}, {SMALL.tokens} tokens x {SMALL.heads} heads x {SMALL.head_dim} features: right, and every bit is that "
         "of the library."

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ropelab.study.engine.words import value_range
 from ropelab.study.plots import drawing, gpus, marks, ticks
 from ropelab.study.plots.panels import grid
 from ropelab.study.topics.kernel_steps import machine_code
@@ -16,7 +18,10 @@ def fractions(frame: pd.DataFrame, names: Sequence[str], footer: str = "") -> Fi
     """The time of steps over the time of the copy, with the noise of `drawing.noisy`."""
     rows = drawing.noisy("kernel_steps", frame[frame.contender.isin(names)])
     place = marks.places(names)
-    panels = grid(1, 1, (5.6, 0.36 * len(names) + 1.2), "Each step beside a copy of the same bytes", footer)
+    title = drawing.title(
+        lambda part: f"The steps take {value_range(1 / part.fraction_of_copy)} times as long as a copy", rows
+    )
+    panels = grid(1, 1, (5.6, 0.36 * len(names) + 1.2), title, footer)
     ax = panels.axes[0, 0]
     for number, (_, points, look) in enumerate(gpus.parts(rows)):
         y = place[points.contender] + 0.14 - 0.28 * number
@@ -42,9 +47,11 @@ def roofline(
         )
         density = needed / (rows.bytes / 1000)
         rate = rows.bytes / rows.median_us / 1000  # GB/s
-        for name, x, y in zip(rows.contender, density, rate, strict=True):
-            ax.plot(x, y, "o", color=gpus.COLORBLIND[0], markersize=4)
-            ax.annotate(name[:1], (x, y), (4, 3), textcoords="offset points", size=8)
+        ax.plot(density, rate, "o", color=gpus.COLORBLIND[0], markersize=4)
+        points = pd.DataFrame({"step": rows.contender.str[:1], "x": density, "y": rate})
+        for _, near in points.groupby([np.log10(density).round(1), np.log10(rate).round(1)]):
+            text, at = ",".join(sorted(set(near.step))), (near.x.mean(), near.y.min())
+            ax.annotate(text, at, (0, -12), textcoords="offset points", ha="center", size=8)
         ridge = 1000 * machine.warps_per_us / machine.bytes_per_us  # where both roofs meet
         across = pd.Series([0.7 * density.min(), ridge, 1.4 * density.max()]).sort_values()
         roof = (machine.warps_per_us / across).clip(upper=machine.bytes_per_us / 1000)
@@ -60,7 +67,10 @@ def tiles(frame: pd.DataFrame, facts: Mapping[str, Mapping[str, int]], footer: s
     names = {tile_name(*size): size for size in TILES if size[2] == 4}
     rows = drawing.noisy("kernel_steps", frame[frame.contender.isin(names)])
     pairs = {name: tokens * heads * frame.head_dim.iloc[0] // 2 / 128 for name, (tokens, heads, _) in names.items()}
-    panels = grid(1, 1, (5.6, 3.4), "More pairs a thread, fewer threads", footer)
+    title = drawing.title(
+        lambda part: f"By its tile a program runs at {value_range(part.fraction_of_copy)} of a copy", rows
+    )
+    panels = grid(1, 1, (5.6, 3.4), title, footer)
     ax = panels.axes[0, 0]
     for _, points, look in gpus.parts(rows):
         points = points.assign(pairs=points.contender.map(pairs)).sort_values("pairs")

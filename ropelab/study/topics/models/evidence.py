@@ -8,6 +8,7 @@ import pandas as pd
 
 from ropelab.bench.model_steps import NONE, NORMS, OURS, PLAIN, PREFILL, PROJECTION, TOKENS, WAYS
 from ropelab.bench.whole_models import LOSS
+from ropelab.study.engine.words import value_range
 from ropelab.study.topics.models import share, tables
 
 STUDY = "whole_models"
@@ -28,6 +29,17 @@ def savings(frame: pd.DataFrame) -> pd.DataFrame:
     """The share of the time of Transformers that each other way saves."""
     times = values(frame)
     return 1 - times.drop(columns=PLAIN).div(times[PLAIN], axis=0)
+
+
+def rounds(frame: pd.DataFrame) -> pd.DataFrame:
+    """The share that a round saves of the median time of Transformers: the 20th, 50th and 80th percentile.
+
+    Columns: model, mode, step, way, least, middle, most.
+    """
+    rows = frame[(frame.quantity == "time") & (frame.status == "ok")]
+    plain = rows[rows.way == PLAIN].groupby(_CELL).value.median()
+    share = (1 - rows.set_index([*_CELL, "way"]).value.div(plain)).groupby([*_CELL, "way"], sort=False)
+    return share.quantile([0.2, 0.5, 0.8]).unstack().set_axis(["least", "middle", "most"], axis=1).reset_index()
 
 
 def doubtful(frame: pd.DataFrame) -> pd.Series:
@@ -69,7 +81,17 @@ def sentences(frame: pd.DataFrame) -> list[str]:
             f"medians the time with ropelab differs from Transformers' by {change.min():+.0%} to {change.max():+.0%}. "
             "Such differences measure no rotation."
         )
-    return [*found, *filter(None, [noise_sentence(frame)])]
+    return [*filter(None, [noise_sentence(frame)]), *found, *filter(None, [modes_sentence(frame)])]
+
+
+def modes_sentence(frame: pd.DataFrame) -> str:
+    """The compiled steps of Transformers beside the eager ones; "" if none takes longer."""
+    times = values(frame)[PLAIN].unstack("mode")
+    ratio = (times.compiled / times.eager).dropna()
+    return (
+        f"Compiled, Transformers' steps take {value_range(ratio)} times as long as eager, and more than 1 in "
+        f"{(ratio > 1).sum()} of {len(ratio)}. The record does not tell why, so compare within a mode only."
+    ) * bool((ratio > 1).any())
 
 
 def noise_sentence(frame: pd.DataFrame) -> str:
@@ -89,7 +111,7 @@ def rounds_sentence(frame: pd.DataFrame) -> str:
     rounds = rows.groupby([*_CELL, "way"]).size().max()
     if rounds == 1:
         return "The record has one time of each step, so no time has an interval; below stands how large the noise is."
-    return f"Each time is the median of up to {rounds} rounds."
+    return f"Each time is the median of up to {rounds} rounds, and a bar goes from the 20th to the 80th percentile."
 
 
 def broken() -> pd.DataFrame:

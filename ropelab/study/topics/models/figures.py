@@ -51,7 +51,8 @@ def training(curves: pd.DataFrame, guessing: float) -> Figure:
 def saved(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The share of the time of each step that ropelab saves, beside the share of a model that does not rotate."""
     shares = evidence.savings(frame).drop(evidence.doubtful(frame).index)
-    rows = shares.reset_index()
+    rows = evidence.rounds(frame).set_index(shares.index.names)
+    rows = rows[rows.index.isin(shares.dropna(how="all").index) & (rows.way != PLAIN)].reset_index()
     rows["row"] = rows.model + ": " + rows.step
     title = " and ".join(
         f"{what} up to {shares[way].max():.0%}"
@@ -65,11 +66,11 @@ def saved(frame: pd.DataFrame, footer: str = "") -> Figure:
     )
     for ax, panel, _ in panels:
         ax.axvline(0, color="grey", linestyle="--", linewidth=1, label="Transformers, diffusers")
-        for way in LOOKS.ordered(shares.columns):
-            if way in panel and panel[way].notna().any():
-                marks.dots(ax, panel[way], place[panel.row], LOOKS(way), markersize=8)
-        marks.rows(ax, place, left=min(-0.02, 1.1 * shares.min().min()))
-        ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        for way in LOOKS.ordered(panel.way):
+            found = panel[panel.way == way]
+            marks.spans(ax, place[found.row], found, LOOKS(way), upright=False, markersize=8)
+        marks.rows(ax, place, left=min(-0.02, 1.1 * rows.least.min()))
+        ax.xaxis.set_major_formatter(PercentFormatter(1))
     return panels.finish("time saved", "", legend=2)
 
 

@@ -27,9 +27,9 @@ def roof(frame: pd.DataFrame, footer: str = "") -> Figure:
     The title of a panel has the heads of q and the heads that the operation reads beside q.
     """
     rows = drawing.noisy(RECORD, frame)
-    several = rows.groupby(findings.cell(frame)).tokens.transform("nunique") >= LINE
+    several = rows.groupby(findings.CELL).tokens.transform("nunique") >= LINE
     rows = _named(rows[several] if several.any() else rows)
-    title = f"One launch beside the best copy. {drawing.each(_title, frame)}"
+    title = drawing.title(findings.roof_sentence, frame)
     panels = facet(rows, (4.6, 3.2), title, footer, column="cell", row="gpu", words={}, sharey=True)
     for ax, panel, _ in panels:
         tokens = sorted(panel.tokens.unique())
@@ -51,10 +51,9 @@ def cases(frame: pd.DataFrame, footer: str = "") -> Figure:
     rows = _named(findings.many_tokens(drawing.noisy(RECORD, frame)))
     place = marks.places(rows.cell)
 
-    reached = rows[rows.contender == ONE].groupby("gpu", sort=False).fraction_of_copy
-    ranges = ", ".join(f"{gpu} {drawing.value_range(part)}".strip() for gpu, part in reached)
-    said = f"one launch runs at {ranges} of the best copy" if ranges else findings.NOT_MEASURED
-    title = f"{rows.tokens.iloc[0]:,} tokens: {said}".replace("`", "").rstrip(".")
+    first = rows[(rows.contender == ONE) & (rows.gpu == rows.gpu.iloc[0])]
+    reached = drawing.value_range(first.fraction_of_copy)
+    title = f"{rows.gpu.iloc[0]}, {rows.tokens.iloc[0]:,} tokens: one launch runs at {reached} of the best copy"
     panels = facet(rows, (4.4, 0.5 * len(place) + 1.0), title, footer, column="gpu", sharey=True)
     for ax, panel, _ in panels:
         for name in _contenders(panel):
@@ -69,10 +68,6 @@ def cases(frame: pd.DataFrame, footer: str = "") -> Figure:
     return panels.finish("fraction of the best copy", legend=4, untimed=frame)
 
 
-def _title(frame: pd.DataFrame) -> str:
-    return findings.roof_sentence(frame).replace("`", "").rstrip(".")
-
-
 def _contenders(rows: pd.DataFrame) -> list[str]:
     return LOOKS.ordered(name for name in rows.contender if not name.startswith(PREFIX))
 
@@ -85,7 +80,7 @@ def _named(rows: pd.DataFrame) -> pd.DataFrame:
         formats = [
             f"{words} in 8 bits"
             for name, words in (("cache", "cache"), ("q_out", "q"))
-            if str(row.get(name, "")).startswith("float8")
+            if row[name].startswith("float8")
         ]
         names.append("\n".join((row["operation"], ", ".join((heads, *formats)))))
     return rows.assign(cell=names)

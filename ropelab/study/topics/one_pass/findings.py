@@ -4,47 +4,31 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from ropelab.bench.copies import PREFIX
 from ropelab.bench.rows import timed
 from ropelab.bench.same_places import NAME as PLACES
 from ropelab.study.engine.words import value_range
 from ropelab.study.topics.one_pass.traffic import LAUNCHES
 from ropelab.study.topics.performance import findings as training
+from ropelab.study.topics.performance.comparison import COPY, times_beside_copy
 
 RECORD = "paged_cache"
 """The name of the record."""
 ONE, SEPARATE, VLLM, FLASHINFER = "ropelab, one launch", "ropelab, separate launches", "vLLM", "FlashInfer"
-"""The contenders of the record. Older records do not have the one launch."""
-COPY = "best copy"
-NOT_MEASURED = f"`{ONE}` is not measured yet: the record is older than the launch."
+"""The contenders of the record."""
 LARGE = 16_000_000
 """The fewest bytes, read and written, for which the bar counts."""
 LEAST_OF_COPY = 0.90
 """The bar: the fraction of the best copy from `LARGE` bytes on."""
 BESIDE_PEERS = 1, 4096
 """The tokens of README.md's table: a step of decoding, and a part of a prefill."""
-_CELL = ("operation", "q_heads", "k_heads", "head_dim", "layout", "cache", "q_out")
-_WITH_NORM = "QK norm, rotation, cache"
-
-
-def cell(frame: pd.DataFrame) -> list[str]:
-    """The columns that tell one operation from another; older records have one format of the cache, and no column."""
-    return [name for name in _CELL if name in frame]
-
-
-def has_one_pass(frame: pd.DataFrame) -> bool:
-    """Whether the record has times of the one launch."""
-    return bool((timed(frame).contender == ONE).any())
+CELL = ["operation", "q_heads", "k_heads", "head_dim", "layout", "cache", "q_out"]
+"""The columns that tell one operation from another; the record counts heads of k and of v in ``k_heads``."""
 
 
 def times(frame: pd.DataFrame) -> pd.DataFrame:
     """Microseconds: a row for each operation and number of tokens, a column for each contender and the best copy."""
-    rows = timed(frame)
-    rows = rows.assign(contender=rows.contender.mask(rows.contender.str.startswith(PREFIX), COPY))
-    index = [*cell(frame), "tokens"]
-    table = rows.pivot_table(index=index, columns="contender", values="median_us", aggfunc="min", sort=False)
-    known = [name for name in (ONE, SEPARATE, VLLM, FLASHINFER, COPY, PLACES) if name in table]
-    return table[[*known, *(name for name in table if name not in known)]]
+    table = times_beside_copy(frame, [*CELL, "tokens"])
+    return table.reindex(columns=[ONE, SEPARATE, VLLM, FLASHINFER, COPY, PLACES])
 
 
 def many_tokens(frame: pd.DataFrame) -> pd.DataFrame:
@@ -55,14 +39,12 @@ def many_tokens(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _most(frame: pd.DataFrame) -> int:
     """The number of tokens with the most operations; the largest such number if there are several."""
-    count = frame.drop_duplicates([*cell(frame), "tokens"]).tokens.value_counts()
+    count = frame.drop_duplicates([*CELL, "tokens"]).tokens.value_counts()
     return int(count[count == count.max()].index.max())
 
 
 def roof_sentence(frame: pd.DataFrame) -> str:
-    """The sentence on the share of the roof that the one launch reaches, or that it is not measured yet."""
-    if not has_one_pass(frame):
-        return NOT_MEASURED
+    """The sentence on the share of the roof that the one launch reaches."""
     ours = timed(frame)
     ours = ours[(ours.contender == ONE) & (ours.bytes >= LARGE)]
     if ours.empty:
@@ -77,32 +59,25 @@ def roof_sentence(frame: pd.DataFrame) -> str:
 
 def places_sentence(frame: pd.DataFrame) -> str:
     """The sentence on the cases whose bytes are apart, or narrower where they are written; "" without such a case."""
-    table = times(frame[frame.bytes >= LARGE]) if "bytes" in frame else pd.DataFrame()
-    if not {ONE, PLACES} <= set(table):
-        return ""
-    rows = table.dropna(subset=[ONE, PLACES])
-    reached = rows[PLACES] / rows[ONE]
+    table = times(frame[frame.bytes >= LARGE])
+    reached = (table[PLACES] / table[ONE]).dropna()
     return (
-        f"In {len(rows)} of these cases the rows have gaps, or the results are narrower than the inputs. "
+        f"In {len(reached)} of these cases the rows have gaps, or the results are narrower than the inputs. "
         f"There one launch runs at {value_range(reached)} of a copy that reads and writes the same places; "
-        f"{(reached >= LEAST_OF_COPY).sum()} of {len(rows)} cases reach the bar with this copy as the limit."
-    )
+        f"{(reached >= LEAST_OF_COPY).sum()} of {len(reached)} cases reach the bar with this copy as the limit."
+    ) * bool(len(reached))
 
 
 def faster_sentence(frame: pd.DataFrame) -> str:
-    """The sentence on the speed of the one launch over each other contender; "" if it is not measured yet."""
-    if not has_one_pass(frame):
-        return ""
-    table, parts = times(frame), []
-    for other, words in ((SEPARATE, "ropelab's separate launches"), (VLLM, "vLLM's operator"),
-                         (FLASHINFER, "FlashInfer's append")):  # fmt: skip
-        ratios = (table[other] / table[ONE]).dropna() if other in table else ()
-        if len(ratios):
-            parts.append(f"{value_range(ratios)} times as fast as {words}")
-    if not parts:
-        return ""
-    listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-    return f"Over all cases of the record, one launch is {listed}."
+    """The sentence on the speed of the one launch over each other contender that was timed."""
+    table = times(frame)
+    others = {SEPARATE: "ropelab's separate launches", VLLM: "vLLM's operator", FLASHINFER: "FlashInfer's append"}
+    each = (
+        f"{value_range(ratios)} times as fast as {words}"
+        for other, words in others.items()
+        if (ratios := (table[other] / table[ONE]).dropna()).size
+    )
+    return f"Over all cases of the record, one launch is {', '.join(each)}."
 
 
 def sentences(frame: pd.DataFrame) -> list[str]:

@@ -42,6 +42,16 @@ def against_peers(frame: pd.DataFrame) -> pd.DataFrame:
     return peers[["contender", "median_us", "in_place", "slower"]].reset_index()
 
 
+COPY = "best copy"
+
+
+def times_beside_copy(frame: pd.DataFrame, cell: list[str]) -> pd.DataFrame:
+    """Microseconds: a row for each ``cell``, a column for each contender and one for the best copy."""
+    found = rows.timed(frame)
+    found = found.assign(contender=found.contender.mask(found.contender.str.startswith(PREFIX), COPY))
+    return found.pivot_table(index=cell, columns="contender", values="median_us", aggfunc="min", sort=False)
+
+
 def number(value: object) -> str:
     """The text of a cell of a table: counts and words stay as they are, other numbers have at least four digits."""
     return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}") if isinstance(value, float) else str(value)

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from ropelab.bench.copies import PREFIX
-from ropelab.bench.host import NO_GRAD, with_calls
+from ropelab.bench.host import NO_GRAD
 from ropelab.bench.model_shapes import halves
 from ropelab.bench.records import Record
 from ropelab.study.engine.repeats import between_runs
@@ -11,7 +11,7 @@ from ropelab.study.engine.words import value_range
 from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.topics.performance import model_heads
 from ropelab.study.topics.performance.comparison import OURS, against_peers, timed
-from ropelab.study.topics.performance.findings import in_all_formats
+from ropelab.study.topics.performance.findings import LEAST_OF_COPY, in_all_formats
 
 LANES = 128
 """The float32 lanes of a multiprocessor of sm_90: CUDA C++ Programming Guide, arithmetic instructions."""
@@ -53,16 +53,14 @@ def ridge_sentence(record: Record) -> str:
     )
 
 
-def copy_sentence(frame: pd.DataFrame, gpu: str) -> str:
-    """The fractions of the best copy that ropelab reaches on ``gpu``, and how many cells meet their bar."""
-    ours = _ours(frame)
-    low, middle, high = ours.fraction_of_copy.quantile([0, 0.5, 1])
-    below = below_their_bar(frame)
-    met = len(ours) - len(below)
+def copy_sentence(frame: pd.DataFrame) -> str:
+    """The fractions of the best copy that ropelab reaches, and how many cells miss their bar."""
+    reached, below = _ours(frame).fraction_of_copy, below_their_bar(frame)
     return (
-        f"On {gpu} the kernel runs at {low:.2f} to {high:.2f} of the best copy (median {middle:.2f}) in {len(ours)} "
-        f"cells of shape, layout and direction. {met} of these cells meet the bar set for their size, and "
-        f"{below.within_noise.sum()} of the other {len(below)} lie closer to it than two runs to each other."
+        f"ropelab runs at {value_range(reached)} of the best copy (median {reached.median():.2f}) in {len(reached)} "
+        f"cells of shape, layout and direction. Below the bar set for its size: {len(below) or 'none'} of these cells"
+        + f", {below.within_noise.sum()} of them by less than two runs differ" * bool(len(below))
+        + "."
     )
 
 
@@ -70,14 +68,15 @@ def peers_sentence(frame: pd.DataFrame) -> str:
     """The number of comparisons without a faster peer, and every comparison with a faster peer."""
     peers = against_peers(frame)
     faster = peers[peers.slower < 1].sort_values("slower")
-    exceptions = "".join(
-        f"; {row.contender} is {1 / row.slower - 1:.1%} faster at {row.cell}, {row.layout}, {row.direction}"
+    exceptions = "; ".join(
+        f"{CONTENDERS.label(row.contender)}: {1 / row.slower - 1:.1%} faster at {row.cell}, {row.layout}, "
+        f"{row.direction}"
         for row in faster.itertuples()
     )
     return (
-        f"In {len(peers) - len(faster)} of {len(peers)} comparisons, cell by cell, no peer is faster{exceptions}. A "
-        "peer that overwrites its input is compared with ropelab in place."
-    )
+        f"In {len(peers) - len(faster)} of {len(peers)} comparisons, cell by cell, no peer is faster. A peer that "
+        f"overwrites its input is compared with ropelab in place. {exceptions}" + "." * bool(exceptions)
+    ).strip()
 
 
 def lengths_sentence(frame: pd.DataFrame) -> str:
@@ -93,8 +92,8 @@ def lengths_sentence(frame: pd.DataFrame) -> str:
     ratios = peers.div(ours.median_us, axis=0).stack()
     for (name, length), part in ratios[ratios < 1].groupby(["contender", "seq_len"]):
         said += (
-            f" At {length:,} tokens {CONTENDERS.label(name)} takes {value_range(part)} of its time; ropelab writes new "
-            "tensors in this record."
+            f" At {length:,} tokens another kernel is faster ({CONTENDERS.label(name)}: {value_range(part)} of "
+            "ropelab's time); ropelab writes new tensors in this record."
         )
     return said
 
@@ -106,7 +105,8 @@ def formats_sentence(dense: pd.DataFrame, formats: pd.DataFrame) -> str:
     cells = ours.pivot_table(index=["cell", "layout", "direction"], columns="format", values="fraction_of_copy")
     apart = (cells.max(axis=1) - cells.min(axis=1)).dropna()
     return (
-        f"In the median the {len(middle)} formats run at {value_range(middle)} of a copy. Within a cell they differ by "
+        f"{(ours.fraction_of_copy >= LEAST_OF_COPY).sum()} of {len(ours)} calls reach {LEAST_OF_COPY} of a copy. In "
+        f"the median the {len(middle)} formats run at {value_range(middle)} of a copy. Within a cell they differ by "
         f"{apart.median():.3f} in the median, and by {apart.max():.3f} at most."
     )
 
@@ -179,19 +179,8 @@ def heads_below_their_bar(frame: pd.DataFrame) -> pd.DataFrame:
     missed = missed.assign(
         over=missed.median_us / missed.allowed_us - 1, limits=missed.apply(model_heads.limits, axis=1)
     )
-    columns = [
-        "cell",
-        "layout",
-        "seq_format",
-        "dtype",
-        "positions",
-        "in_place",
-        "median_us",
-        "allowed_us",
-        "over",
-        "limits",
-    ]
-    return missed.sort_values("over", ascending=False)[columns]
+    columns = ["cell", "layout", "seq_format", "dtype", "positions", "in_place", "median_us", "allowed_us", "over"]
+    return missed.sort_values("over", ascending=False)[[*columns, "limits"]]
 
 
 def regret_sentences(regrets: pd.DataFrame) -> list[str]:
@@ -208,7 +197,6 @@ def regret_sentences(regrets: pd.DataFrame) -> list[str]:
 
 def host_sentence(frame: pd.DataFrame) -> str:
     """The host time of one eager call for eight tokens, with ropelab and with the peers."""
-    frame = with_calls(frame)
     calls = timed(frame[frame.call == NO_GRAD]).groupby("contender").median_us.median()
     others = calls.drop([name for name in calls.index if name.startswith(OURS)])
     least, most = (CONTENDERS.label(name) for name in (others.idxmin(), others.idxmax()))

@@ -14,6 +14,7 @@ from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.plots.panels import CELLS, LAYOUT, facet, grid
 from ropelab.study.topics.performance import findings as family_findings
 from ropelab.study.topics.performance.comparison import OURS
+from ropelab.study.topics.performance.dense import formats_sentence
 from ropelab.study.topics.performance.findings import (
     FORMATS,
     LEAST_OF_COPY,
@@ -27,26 +28,15 @@ from ropelab.study.topics.performance.findings import (
 _CEILINGS = {"forward": 1, "backward": 2 / 3, "forward and backward": 2 / 5}
 
 
-def _phrases(question: Callable[..., list[family_findings.Bar]]) -> Callable[..., str]:
-    return lambda *frames: ", ".join(bar.phrase() for bar in question(*frames))
-
-
 def formats(dense: pd.DataFrame, others: pd.DataFrame, footer: str = "") -> Figure:
     """The smallest fraction of the copy in every format and cell, over layouts and directions: a map for each GPU."""
-
-    def met(dense: pd.DataFrame, others: pd.DataFrame) -> str:
-        bars = family_findings.format_bars(dense, others)
-        cases, missed = sum(bar.cases for bar in bars), sum(bar.missed for bar in bars)
-        return f"{cases - missed} of {cases} calls reach {bars[0].limit} of a copy"
-
     frame = family_findings.in_all_formats(drawing.noisy("dense", dense), drawing.noisy("formats", others))
     ours = frame[frame.contender == OURS].assign(reach=lambda rows: rows.fraction_of_copy / rows.low)
     table = ours.pivot_table(index=["gpu", "cell"], columns="format", aggfunc="min", sort=False,
                              values=["fraction_of_copy", "reach"])  # fmt: skip
     gpus = table.index.unique("gpu")
-    title = (
-        f"ropelab's slowest call of each format and cell, as a fraction of a copy. {drawing.each(met, dense, others)}"
-    )
+    title = drawing.title(formats_sentence, dense, others)
+    title += ". The map has the slowest call of each format and cell; noise: below the bar by less than two runs differ"
     size = (4.4, 0.4 * ours.cell.nunique() + 1.0)
     panels = grid(1, len(gpus), size, title, footer, sharey=True)
     for ax, gpu in zip(panels.axes[0], gpus, strict=True):
@@ -68,7 +58,7 @@ def _beside_the_bar(value: float, reach: float) -> str:
 def qk_norm(frame: pd.DataFrame, footer: str = "") -> Figure:
     """QK norm and rotation as a fraction of the copy of q and k, per step and GPU, with the limit of the bytes."""
     times = drawing.noisy("qk_norm", frame)
-    title = f"QK norm and rotation in one pass. {drawing.each(_phrases(family_findings.qk_norm_bars), frame)}"
+    title = drawing.title(_worst, frame)
     times = times.assign(row=list(zip(times.cell, times.layout, strict=True)))
     place = marks.places(times.row)
     labels = [f"{cell}, {LAYOUT[layout]}" for cell, layout in place.index]
@@ -85,6 +75,10 @@ def qk_norm(frame: pd.DataFrame, footer: str = "") -> Figure:
         marks.rows(ax, place, labels)
     label = "fraction of the best copy of q and k"
     return panels.finish(label, legend=4, untimed=frame)
+
+
+def _worst(frame: pd.DataFrame) -> str:
+    return "One pass: " + ", ".join(f"{bar.number} {bar.what}" for bar in family_findings.qk_norm_bars(frame))
 
 
 def _qk_norm_bar(step: str, panel: pd.DataFrame) -> pd.Series | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ropelab.bench import records
-from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED, with_calls
+from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED
 from ropelab.bench.peers import TRANSFORMER_ENGINE
 from ropelab.bench.rows import is_right
 from ropelab.study.topics.performance.comparison import OURS, timed
@@ -65,20 +65,14 @@ class Bar:
 
     @property
     def asked(self) -> str:
-        return f"at {'least' if self.at_least else 'most'} {self._limit}"
+        limit = f"{self.limit:,.0f}" if self.limit >= 100 else f"{self.limit:.2f}"
+        return f"at {'least' if self.at_least else 'most'} {limit}"
 
     @property
     def verdict(self) -> str:
         if self.met:
             return "met"
         return "missed" if self.cases == 1 else f"missed in {self.missed} of {self.cases}"
-
-    def phrase(self) -> str:
-        return f"{self.number} {self.what} (bar {self._limit}, {self.verdict})"
-
-    @property
-    def _limit(self) -> str:
-        return f"{self.limit:,.0f}" if self.limit >= 100 else f"{self.limit:.2f}"
 
 
 def toward_worse(value: float, *, at_least: bool) -> str:
@@ -156,7 +150,7 @@ def host_bars(host: pd.DataFrame) -> list[Bar]:
         ("vllm", PLAIN, OURS, PLAIN, 1.6, "times vLLM's host time into new tensors, in grad mode"),
         ("vllm", PLAIN, OURS, RECORDED, 2.6, "times vLLM's host time in grad mode, with autograd"),
     )
-    host, bars = with_calls(host), []
+    bars = []
     for contender, their_call, name, call, most, what in cases:
         theirs = _timed(host[host.call == their_call], contender)
         theirs = _by(theirs, "cell", "layout").median_us if "cell" in theirs else pd.Series()

@@ -12,11 +12,10 @@ from matplotlib.figure import Figure
 from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import facet, grid
-from ropelab.study.topics.performance import model_heads
-from ropelab.study.topics.performance.comparison import OURS, against_peers, timed
+from ropelab.study.topics.performance import dense, model_heads
+from ropelab.study.topics.performance.comparison import OURS, against_peers
 
 _SHOWN = (OURS, "liger", "flash_attn", "hf_compiled", "hf_eager")
-_LARGE = 16_000_000
 _LINES = re.compile(r"(?<=-)|, | (?=[\d(.]|own|product|eager|torch)")
 """The places at which the name of a contender may go on in the next line."""
 
@@ -28,12 +27,7 @@ def roofline(frame: pd.DataFrame, footer: str = "") -> Figure:
     """
     times = drawing.noisy("dense", frame)
     times = times.assign(gb_s=times.bytes / 1e3 / times.median_us)
-    large = timed(times).query("contender == @OURS and bytes >= @_LARGE")
-    title = (
-        f"From 16 MB on, ropelab moves {large.gb_s.min() / 1e3:.1f} to {large.gb_s.max() / 1e3:.1f} TB/s, "
-        f"{large.fraction_of_copy.min():.2f} to {large.fraction_of_copy.max():.2f} of a copy"
-    )
-    panels = facet(times, (4.6, 4.0), title, footer, column="gpu", sharey=True)
+    panels = facet(times, (4.6, 4.0), drawing.title(dense.copy_sentence, frame), footer, column="gpu", sharey=True)
     for ax, panel, _ in panels:
         copies = drawing.copies(panel).groupby("bytes").gb_s.max()
         ax.plot(copies.index, copies, **marks.COPY)
@@ -52,8 +46,7 @@ def speedups(frame: pd.DataFrame, footer: str = "") -> Figure:
     rows = {gpu: against_peers(part).assign(gpu=gpu) for gpu, part in frame.groupby("gpu", sort=False)}
     every = pd.concat(rows.values())
     least = every.pivot_table(index="cell", columns=["gpu", "contender"], values="slower", aggfunc="min", sort=False)
-    behind = (every.slower < 1).sum()
-    title = f"No peer is faster in {len(every) - behind} of {len(every)} comparisons"
+    title = drawing.title(dense.peers_sentence, frame)
     names = CONTENDERS.ordered(every.contender)
     panels = grid(len(rows), 1, (1.2 + 0.78 * len(names), 0.36 * len(least) + 1.4), title, footer)
     for ax, gpu in zip(panels.axes[:, 0], rows, strict=True):
@@ -68,21 +61,10 @@ def speedups(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def drawn_calls(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The drawn calls of `model_heads` against their tokens: ropelab's fraction of the limit, on each GPU."""
-
-    def below(frame: pd.DataFrame) -> str:
-        found = model_heads.judged(frame)
-        slow = (found.fraction_of_limit < 0.9).sum()
-        return f"{slow} of {len(found)} are below 0.9, {(~found.meets).sum()} below their bar"
-
     times = model_heads.judged(drawing.noisy("model_heads", frame))
     times = times.assign(tokens=times.batch * times.seq_len)
     times = times.assign(octave=2 ** (np.floor(np.log2(times.tokens)) + 0.5))
-    medians = times.groupby("gpu", sort=False).fraction_of_limit.median()
-    title = "All drawn calls, as a fraction of the limit. The median: " + ", ".join(
-        f"{gpu} {n:.3f}".strip() for gpu, n in medians.items()
-    )
-    title += f". {drawing.each(below, frame)}"
-    panels = facet(times, (4.4, 4.0), title, footer, column="gpu", sharey=True)
+    panels = facet(times, (4.4, 4.0), drawing.title(dense.drawn_sentence, frame), footer, column="gpu", sharey=True)
     for ax, panel, _ in panels:
         for kind, rows in panel.groupby("large"):
             look = {"color": COLORBLIND[0 if kind else 1], "label": f"{'from' if kind else 'below'} 16 MB"}
@@ -98,15 +80,8 @@ def drawn_calls(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def context_lengths(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The fraction of a copy against the length of one sequence: a bar over both directions with their noise."""
-
-    def reached(frame: pd.DataFrame) -> str:
-        least = timed(frame).query("contender == @OURS").groupby("seq_len").fraction_of_copy.min()
-        full = least[least[::-1].ge(0.95).cummin()[::-1]]
-        return f"from {full.index[0]:,} tokens on ropelab runs at {full.min():.2f} to {full.max():.2f} of a copy"
-
     times = drawing.noisy("lengths", frame)
-    title = f"One sequence with the heads of Llama 3. {drawing.each(reached, frame)}"
-    panels = facet(times, (5.2, 3.6), title, footer, column="gpu", sharey=True)
+    panels = facet(times, (5.2, 3.6), drawing.title(dense.lengths_sentence, frame), footer, column="gpu", sharey=True)
     for ax, panel, _ in panels:
         for step, (name, rows) in enumerate(drawing.contenders(panel)):
             found = drawing.spans(rows, "seq_len", "fraction_of_copy", speed=True)

@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from ropelab.study.plots import marks, ticks
 from ropelab.study.plots.looks import COLORBLIND, Looks
@@ -63,7 +62,9 @@ def on_gpu(found: pd.DataFrame, footer: str = "") -> Figure:
 
 def ulps(found: pd.DataFrame, footer: str = "") -> Figure:
     """How often an error has a size in units in the last place: cosines and sines, and rotated features."""
-    title = f"How often an error has a size. {findings.ulps_sentence(found)}"
+    near = found[found.what.isin([OURS, TABLE_FREE, USUAL])].groupby("what", sort=False).ulps
+    shares = ", ".join(f"{(errors <= 0.5).mean():.1%} of {what}" for what, errors in near)
+    title = f"Within half an ulp of the exact value are {shares}"
     panels = facet(found, (4.6, 4.0), title, footer, column="of", words={}, sharey=True)
     for (ax, panel, _), colors in zip(panels, ((0, 3, 2), (1, 4, 9)), strict=True):
         top = max(1.0, math.ceil(math.log2(panel.ulps.max() + 1)))
@@ -73,14 +74,13 @@ def ulps(found: pd.DataFrame, footer: str = "") -> Figure:
             ax.stairs(np.where(share > 0, share, np.nan), edges, color=COLORBLIND[place], linewidth=1.6, label=what)
         ax.axvline(0.5, color="black", linestyle="--", linewidth=1, label="half an ulp")
         ax.set(xscale="log", yscale="log", xlim=(edges[1], edges[-1]))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     return panels.finish("error in ulps of the exact value", "share of the values", legend=4)
 
 
 def law(found: pd.DataFrame, footer: str = "") -> Figure:
     """The change of scores at fixed distances as both tokens move, and the error of the scores."""
     distances = list(found.distance.unique())
-    title = findings.law_sentence(found)
+    title = "Scores" + findings.law_sentence(found).partition(". They")[2]
     panels = grid(len(distances), 2, (_SIZE[0], 4.0), title, footer, sharex=True, sharey=True)
     for row, distance in zip(panels.axes, distances, strict=True):
         part = found[found.distance == distance]

@@ -2,6 +2,7 @@
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from ropelab.bench.projection import BY_QUACK, COMPUTED, KERNEL, OURS, QUACK
 from ropelab.study.plots import drawing, gpus, marks, ticks
@@ -13,7 +14,7 @@ from ropelab.study.topics.projection.findings import INPUTS, MANY, MODEL
 LOOKS = {
     OURS: ("a product, then a pass", 7, "D"), KERNEL: ("one kernel, tables", 0, "o"),
     COMPUTED: ("one kernel, angles computed", 3, "s"), QUACK: ("quack, one kernel", 2, "^"),
-    BY_QUACK: ("qkv_rope by quack", 4, "p"),
+    BY_QUACK: ("quack, called by qkv_rope", 4, "p"),
 }  # fmt: skip
 """Contender -> its words, the place of its colour, and its marker; the contrast to white is at least 3."""
 
@@ -50,7 +51,7 @@ def by_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     ax.set(xscale="log", ylim=(0, 1.15 * rows[["measured", "predicted"]].max().max()))
     ticks.at(ax.xaxis, sorted(rows.tokens.unique()))
     ax.tick_params(axis="x", rotation=45)
-    ax.yaxis.set_major_formatter("{x:.0%}")
+    ax.yaxis.set_major_formatter(PercentFormatter(1))
     return panels.finish("tokens", "pass / product", legend=2)
 
 
@@ -59,7 +60,8 @@ def contenders(frame: pd.DataFrame, footer: str = "") -> Figure:
     rows = drawing.noisy(findings.RECORD, frame)
     rows = rows[(rows.inputs == INPUTS) & (rows[list(MODEL)] == list(MODEL.values())).all(axis=1)]
     names = list(dict.fromkeys(rows.gpu))
-    panels = grid(len(names), 1, (5.6, 3.1), "Each way over the plain product", footer, sharex=True, sharey=True)
+    title = drawing.title(findings.losses_sentence, frame)
+    panels = grid(len(names), 1, (5.6, 3.1), title, footer, sharex=True, sharey=True)
     for ax, gpu in zip(panels.axes[:, 0], names, strict=True):
         for name, (words, place, marker) in LOOKS.items():
             points = rows[(rows.gpu == gpu) & (rows.contender == name)].sort_values("tokens")
@@ -89,3 +91,12 @@ def winners(frame: pd.DataFrame, footer: str = "") -> Figure:
         marks.cells(ax, table, cmap="RdBu_r", vmin=0.8, vmax=1.2)
         ax.set(title=gpu, ylabel="heads, K")
     return panels.finish("tokens")
+
+
+FIGURES = {
+    "projection_law": ((findings.RECORD,), law),
+    "projection_by_tokens": ((findings.RECORD,), by_tokens),
+    "projection_contenders": ((findings.RECORD,), contenders),
+    "projection_winners": ((findings.RECORD,), winners),
+}
+"""The name of a figure -> its record, and the function that draws the tables of all GPUs in one."""

@@ -7,7 +7,8 @@ import pandas as pd
 from ropelab.bench.projection import ALONE, BY_QUACK, COMPUTED, COPY, KERNEL, OURS, PRODUCT, QUACK
 from ropelab.bench.projection_law import Machine, Product, widest_that_pays
 from ropelab.bench.rows import timed
-from ropelab.study.engine.words import value_range
+from ropelab.call.projection import Work, paths
+from ropelab.study.engine.words import followed, value_range
 
 RECORD, BLOCKS = "projection", "projection_blocks"
 """The names of the records."""
@@ -16,8 +17,10 @@ CASE = ["gpu", "q_heads", "k_heads", "head_dim", "inputs", "tokens"]
 MODEL = {"q_heads": 32, "k_heads": 8, "head_dim": 128}
 """The heads from which the rates of a GPU are taken, and which figures show where they show one model."""
 INPUTS = 4096
-MANY = 4096
-"""The tokens from which a product is large."""
+MANY, SHOWN = 4096, (4096, 16384)
+"""The tokens from which a product is large, and those of `blocks`."""
+PATHS = {"quack": BY_QUACK, "product": KERNEL, "pass": OURS}
+"""A path of `ropelab.call.projection.paths` -> its contender."""
 ROTATING = (KERNEL, COMPUTED, QUACK, BY_QUACK)
 """The contenders that make no pass."""
 
@@ -135,12 +138,13 @@ def sizes(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def blocks(frame: pd.DataFrame) -> pd.DataFrame:
-    """The record `projection_blocks`: each contender over cuBLAS alone, for blocks with a norm or a cache."""
+    """The record `projection_blocks`: each contender over cuBLAS alone, for products with a norm and many tokens."""
     rows = timed(frame)
-    rows = rows[rows.contender.isin([OURS, *ROTATING])]
-    return rows.pivot_table(
+    rows = rows[rows.contender.isin([OURS, *ROTATING]) & rows.block.str.contains("norm") & rows.tokens.isin(SHOWN)]
+    table = rows.pivot_table(
         index=["gpu", "block", "q_heads", "tokens"], columns="contender", values="over_product", sort=False
     )
+    return table.reset_index()
 
 
 def _large(rows: pd.DataFrame) -> pd.DataFrame:
@@ -177,5 +181,25 @@ def best_sentence(frame: pd.DataFrame) -> str:
     )
 
 
-SENTENCES = {"law": law_sentence, "losses": losses_sentence, "best": best_sentence}
-"""The findings of the chapter by name."""
+def choice_sentence(frame: pd.DataFrame) -> str:
+    """The path that `ropelab.qkv_rope` takes for each product, beside the fastest of its three paths."""
+    table = times(frame).reindex(columns=list(PATHS.values()))
+    taken = []
+    for (_, q_heads, k_heads, head_dim, inputs, tokens), us in table.iterrows():
+        order = us[[PATHS[path] for path in paths(Work(tokens, inputs, (q_heads + 2 * k_heads) * head_dim))]]
+        taken.append(order.dropna().iloc[0])
+    lost = taken / table.min(axis=1) - 1
+    return (
+        f"In {(lost == 0).sum()} of {len(lost)} products the rule takes the fastest of its paths. In the others it "
+        f"loses {lost[lost > 0].median():.1%} in the median, and at most {lost.max():.1%}."
+    )
+
+
+def blocks_sentence(rows: pd.DataFrame) -> str:
+    """The kernel without a pass over the product and the pass, by the table of `blocks`."""
+    ratio = rows[KERNEL] / rows[OURS]
+    slower = [f"{row.q_heads} heads and {row.tokens:,} tokens ({row.block})" for row in rows[ratio > 1].itertuples()]
+    return (
+        f"The kernel without a pass takes {value_range(ratio)} of the time of the product and the pass, and is faster "
+        f"in {(ratio < 1).sum()} of {len(ratio)} rows{followed(', but not with ', slower)}."
+    )

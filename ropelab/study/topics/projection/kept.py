@@ -49,6 +49,6 @@ def kept_bytes() -> pd.DataFrame:
             results = call()
         is_x, rest = x.untyped_storage().data_ptr(), 4 * TOKENS * outputs
         others = sum(size for at, size in found.items() if at not in given and at != is_x)
-        rows.append({"way": name, "of x, K e": int(is_x in found), "others, N e": others / rest})
+        rows.append({"way": name, "of x, K β": int(is_x in found), "others, N β": others / rest})
         del results
     return pd.DataFrame(rows)

@@ -318,6 +318,6 @@ def bounds_sentence(bounds: pd.DataFrame) -> str:
     away = bounds[bounds.part != "sine at head 0"].total.max()
     assert away < 1, "a step is not proved"
     return (
-        f"At every int32 position a computed sine or cosine is within {away:.3f} ulps, and near a zero within "
-        f"{bounds.total.max():.2f} ulps of its own."
+        f"Away from the zeros of a sine a computed value is within {away:.3f} ulps of the exact value, at every int32 "
+        f"position, and next to a zero within {bounds.total.max():.2f} ulps."
     )
