@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ropelab.study.plots import marks, ticks
+from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.looks import COLORBLIND, Looks
 from ropelab.study.plots.panels import Panels, facet, grid
 from ropelab.study.topics.precision import findings
@@ -62,9 +62,7 @@ def on_gpu(found: pd.DataFrame, footer: str = "") -> Figure:
 
 def ulps(found: pd.DataFrame, footer: str = "") -> Figure:
     """How often an error has a size in units in the last place: cosines and sines, and rotated features."""
-    near = found[found.what.isin([OURS, TABLE_FREE, USUAL])].groupby("what", sort=False).ulps
-    shares = ", ".join(f"{(errors <= 0.5).mean():.1%} of {what}" for what, errors in near)
-    title = f"Within half an ulp of the exact value are {shares}"
+    title = drawing.title(findings.ulps_sentence, found)
     panels = facet(found, (4.6, 4.0), title, footer, column="of", words={}, sharey=True)
     for (ax, panel, _), colors in zip(panels, ((0, 3, 2), (1, 4, 9)), strict=True):
         top = max(1.0, math.ceil(math.log2(panel.ulps.max() + 1)))
@@ -80,7 +78,7 @@ def ulps(found: pd.DataFrame, footer: str = "") -> Figure:
 def law(found: pd.DataFrame, footer: str = "") -> Figure:
     """The change of scores at fixed distances as both tokens move, and the error of the scores."""
     distances = list(found.distance.unique())
-    title = "Scores" + findings.law_sentence(found).partition(". They")[2]
+    title = findings.law_sentence(found)
     panels = grid(len(distances), 2, (_SIZE[0], 4.0), title, footer, sharex=True, sharey=True)
     for row, distance in zip(panels.axes, distances, strict=True):
         part = found[found.distance == distance]

@@ -179,12 +179,16 @@ def ulps_by_position(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def ulps_sentence(found: pd.DataFrame) -> str:
-    """The share of values within half a unit, and the largest error, of the waves and of the rotated features."""
-    parts = [
-        f"{what} {(errors <= 0.5).mean():.2%} (at most {errors.max():.3g})"
-        for what, errors in found.groupby("what", sort=False).ulps
-    ]
-    return f"Values within half an ulp of the exact value: {', '.join(parts)}"
+    """The shares of waves and of rotated features within half a unit, then the largest errors."""
+    waves, features = (
+        ", ".join(f"{share:.1%} of {what}" for what, share in part.groupby("what", sort=False).near.mean().items())
+        for _, part in found.assign(near=found.ulps <= 0.5).groupby("of", sort=False)
+    )
+    most = ", ".join(f"{what} {ulps:.3g}" for what, ulps in found.groupby("what", sort=False).ulps.max().items())
+    return (
+        f"Within half an ulp of the exact value are {waves}. Of the features that `apply_rope` rotated it is "
+        f"{features}. The largest errors in ulps: {most}"
+    )
 
 
 def _fraction(error: torch.Tensor, bound: torch.Tensor) -> float:
@@ -483,13 +487,11 @@ def law_sentence(found: pd.DataFrame) -> str:
     worst = found[found.distance == distance].groupby("method", sort=False)[["moved", "off"]].max()
     names = [name for name in ("bf16 positions", USUAL, OURS) if name in worst.index]
     moved = ", ".join(f"{worst.moved[name]:.2g} with {name}" for name in names)
-    text = (
-        f"Up to {found.position.max():,} tokens scores at distance {distance:,} move. They move by up to {moved}. "
-        "The largest score there can be is 1"
-    )
+    text = f"Noise moves scores by up to {moved}. These are scores at distance {distance:,}, of 1 at most, up to "
+    text += f"{found.position.max():,} tokens"
     if "bf16 frequencies" in worst.index:
         one = worst.loc["bf16 frequencies"]
-        text += f". Frequencies in bf16 move it by {one.moved:.2g} only, and yet it is wrong by {one.off:.2g}"
+        text += f". Frequencies in bf16 move a score by {one.moved:.2g} only, and yet it is wrong by {one.off:.2g}"
     return text
 
 
@@ -497,10 +499,10 @@ def attention_sentence(found: pd.DataFrame) -> str:
     """The sentence on the share of the attention that goes to other keys at the longest position."""
     last = found[found.position == found.position.max()].set_index("method").weights_error
     names = [name for name in ("bf16 positions", "bf16 frequencies", USUAL, "bf16 tables", OURS) if name in last.index]
-    shares = ", ".join(f"{_share(last[name])} with {name}" for name in names)
+    others = ", ".join(f"{_share(last[name])} with {name}" for name in names[1:])
     return (
-        f"At {found.position.max():,} tokens a share of a random query's attention goes to other keys. Among 256 "
-        f"random keys it is {shares}"
+        f"At {found.position.max():,} tokens {_share(last[names[0]])} of a random query's attention goes to other keys "
+        f"with {names[0]}. Among 256 random keys it is {others}"
     )
 
 
@@ -524,8 +526,10 @@ def gpu_sentence(found: pd.DataFrame) -> str:
     if set(errors) <= {USUAL}:
         return "Nothing that needs a GPU has run"
     usual = [name for name in errors if name != USUAL and USUAL in errors and (errors[name] == errors[USUAL]).all()]
-    off = ", ".join(f"{_angle(error)} with {name}" for name, error in errors.drop(columns=usual).iloc[-1].items())
-    text = f"TF32 and fast maths on this GPU. At {errors.index[-1]:,} tokens angles are off by {off}"
+    off = {name: f"{_angle(error)} with {name}" for name, error in errors.drop(columns=usual).iloc[-1].items()}
+    plain = off.pop(USUAL, "")
+    text = f"At {errors.index[-1]:,} tokens angles are off by {', '.join(off.values())}"
+    text += f". It is {plain}" * bool(plain)
     if usual:
         text += f". The errors of {' and '.join(usual)} are those of {USUAL}: no TF32 there"
     beyond = list(dict.fromkeys(ran.method[ran.fraction > 1]))
