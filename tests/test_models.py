@@ -23,7 +23,7 @@ from ropelab.conformance.models.apart import hold_model_apart  # noqa: E402
 from ropelab.conformance.models.deliberate import DELIBERATE  # noqa: E402
 from ropelab.conformance.models.factory import NotBuilt, build, made_of  # noqa: E402
 from ropelab.conformance.models.trace import rotations  # noqa: E402
-from ropelab.conformance.models.verify_model import FunctionReport, function_report  # noqa: E402
+from ropelab.conformance.models.verify_model import FunctionReport, function_report, tiny_of  # noqa: E402
 from ropelab.conformance.process import Limits, Run  # noqa: E402
 from ropelab.interop.broadcast import formula  # noqa: E402
 from ropelab.study.topics.models import evidence, share, tables, training  # noqa: E402
@@ -565,6 +565,14 @@ class TinyLM(torch.nn.Module):
 def tiny_lm(rope):
     torch.manual_seed(0)
     return TinyLM(rope).eval()
+
+
+def test_the_vocabulary_of_a_model_with_parts_is_that_of_its_text():
+    from transformers import Qwen2VLConfig
+
+    model = tiny_lm(OwnRope(halves, halves))
+    model.config = Qwen2VLConfig(text_config={"vocab_size": 3})
+    assert tiny_of(model).inputs["input_ids"].max() < 3
 
 
 @pytest.mark.parametrize("kind", [OwnRope, OneAtATime, WithTables, OfAngles, Cached])

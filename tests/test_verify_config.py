@@ -292,6 +292,12 @@ def test_a_description_is_a_configuration_and_a_target(server):
     assert wrong.verdict == "wrong" and wrong.findings[0].key == "factor", str(wrong)
 
 
+def test_factors_of_llama_cpp_need_no_length():
+    description = {key: value for key, value in DESCRIBED["llama.cpp"].items() if key != "n_ctx_train"}
+    assert verify_config(description, ropes(LLAMA3)).verdict == "right"
+    assert verify_config(description, ropes(PLAIN | {"rope_theta": 5e5})).verdict == "wrong"
+
+
 def test_yarn_of_llama_cpp():
     theirs = {"freq_base": 1e6, "freq_scale": 0.25, "n_rot": 64, "rope_scaling": "yarn", "yarn_orig_ctx": 2048,
               "n_ctx": 8192}  # fmt: skip

@@ -163,8 +163,9 @@ def _llama_cpp(keys: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
                 parameters[ours] = value
     elif freqs is not None:
         factors = [float(value) * factor for value in freqs]
+        length = length or trained or 2  # both lists of factors are equal, so no length decides
         parameters |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors,
-                       "attention_factor": 1.0, "original_max_position_embeddings": trained or 1}  # fmt: skip
+                       "attention_factor": 1.0, "original_max_position_embeddings": trained or length}  # fmt: skip
     elif factor != 1:
         parameters |= {"rope_type": "linear", "factor": factor}
     style = keys.get("rope_type", keys.get("rope_style"))

@@ -230,11 +230,13 @@ def tiny_of(model: torch.nn.Module, inputs: Mapping[str, Any] | None = None) -> 
         TypeError: ``inputs`` is missing, and the model's configuration names no ``vocab_size``.
     """
     if inputs is None:
-        size = getattr(getattr(model, "config", None), "vocab_size", None)
+        config = getattr(model, "config", None)
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        size = getattr(text, "vocab_size", None)
         if not isinstance(size, int):
             raise TypeError("inputs: expected the arguments of a call, as the model's config names no vocab_size")
         tokens = torch.randint(0, size - 1, (2, 9), generator=torch.Generator().manual_seed(1))
-        pad = getattr(model.config, "pad_token_id", None)
+        pad = getattr(text, "pad_token_id", None)
         inputs = {"input_ids": tokens if pad is None else tokens + (tokens >= pad)}  # padding may be a vector of zeros
     name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     model = model.cpu().eval()
