@@ -197,10 +197,17 @@ def test_causes_have_the_median_of_the_calls_with_each_fact():
     assert "none of these facts run at 0.982" in said and "0.52, have calls with this fact: accesses below 16" in said
 
 
-def test_counters_name_the_plainest_call_of_each_cause():
-    table, said = judge.counted()
-    assert (table["warps that fit"] <= 64).all() and len(table.columns) == 7
-    assert [part.split(":")[0] for part in said.split(". ")] == ["Narrow accesses", "Latency", "Registers"]
+def test_counters_name_the_furthest_calls_and_count_causes():
+    rows = [
+        ("a", True, 0.9, "memory at 89 % of the peak"), ("a", True, 0.5, "the last wave is 17% full; registers limit"),
+        ("b", True, 0.7, "the L2 cache moves 1.2 times the bytes"), ("a", False, 0.4, "launch time: the bytes"),
+        ("a", False, 0.3, ""),
+    ]  # fmt: skip
+    counters = pd.DataFrame(rows, columns=["study", "large", "fraction", "cause"]).assign(call="c", median_us=1.0)
+    assert judge.furthest(counters)["of its limit"].tolist() == [0.5, 0.7, 0.3]
+    said = judge.counted(counters)
+    assert said.startswith("In 1 of 2 calls below 16 MB") and "Of 3 larger calls 1 have the memory at its peak" in said
+    assert said.endswith("in 1, and the last wave is partly empty in 1. Registers leave room for few warps in 1.")
 
 
 def test_regret():

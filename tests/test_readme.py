@@ -161,12 +161,11 @@ def test_counts_in_sentences_are_those_of_the_code(pattern, counted):
     "pattern, counted",
     [
         (r"candidate tiles in (\w+) calls", lambda table: table("tile_times").number.nunique()),
-        (r"counters of (\w+) calls", lambda table: {5: "five"}[len(table("tile_counters"))]),
         (r"\((\w+) functions with two random faults", lambda table: len(table("identification/pairs_of_faults"))),
         (r"\((\w+) faults that were written after", lambda table: len(table("identification/blind"))),
         (r"in (\w+) cells, and two ratios", lambda table: len(table("documents/fairseq2_1213_log"))),
     ],
-    ids=["tile_times", "tile_counters", "pairs of faults", "blind faults", "the log"],
+    ids=["tile_times", "pairs of faults", "blind faults", "the log"],
 )
 def test_counts_in_the_readme_of_the_data_are_those_of_the_tables(pattern, counted):
     text = " ".join((ROOT / "data" / "README.md").read_text().split())

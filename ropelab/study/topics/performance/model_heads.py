@@ -4,11 +4,9 @@ import math
 
 import pandas as pd
 
-from ropelab.bench.checksums import DATA
 from ropelab.bench.peers import PEERS
 from ropelab.bench.worst_calls import LARGE_BYTES, limit_us
 
-COUNTERS = DATA / "tile_counters.csv"
 """Counters of Nsight Compute, of five calls on an H200 with the kernel of their day."""
 
 _LINE = 128
@@ -146,20 +144,30 @@ def _warps(registers: float) -> int:
     return min(_MOST_WARPS, _REGISTERS // (each * _LANES))
 
 
-def counted() -> tuple[pd.DataFrame, str]:
-    """The calls whose counters Nsight Compute read: a table, and the call in which each of three causes is plainest."""
-    counters = pd.read_csv(COUNTERS)
-    names = {"heads": "q/k heads, features", "us": "µs", "dram_percent": "memory, %", "issue_percent": "issue slots, %",
-             "warps_percent": "warps, %", "registers": "registers"}  # fmt: skip
-    table = counters[[*names]].rename(columns=names)
-    table["warps that fit"] = counters.registers.map(_warps)
-    at = counters.issue_percent.idxmax(), counters.dram_percent.idxmin(), counters.registers.idxmax()
-    busy, idle, few = (counters.loc[row] for row in at)
-    return table, (
-        f"Narrow accesses: {busy.heads}, memory at {busy.dram_percent:.0f} % and issue slots at "
-        f"{busy.issue_percent:.0f} %. Latency: {idle.heads}, memory at {idle.dram_percent:.0f} % and "
-        f"{idle.warps_percent:.0f} % of the warps. Registers: {few.heads}, room for {_warps(few.registers)} of "
-        f"{_MOST_WARPS} warps."
+def furthest(counters: pd.DataFrame) -> pd.DataFrame:
+    """The large and the small call of each operator furthest from its limit, with the cause that its counters show.
+
+    Args:
+        counters: the record of `ropelab.bench.counters`.
+    """
+    names = {"study": "study", "call": "call", "median_us": "µs", "fraction": "of its limit", "cause": "cause"}
+    rows = counters.groupby(["large", "study"]).fraction.idxmin().sort_index(ascending=[False, True])
+    return counters.loc[rows, [*names]].rename(columns=names)
+
+
+def counted(counters: pd.DataFrame) -> str:
+    """How many of the counted calls have each cause; ``counters`` as for `furthest`."""
+    large, small = counters[counters.large].cause, counters[~counters.large].cause
+
+    def having(causes: pd.Series, words: str) -> int:
+        return int(causes.str.contains(words, regex=False).sum())
+
+    return (
+        f"In {having(small, 'launch time')} of {len(small)} calls below 16 MB the launch takes longer than the bytes. "
+        f"Of {len(large)} larger calls {having(large, 'memory at')} have the memory at its peak. "
+        f"The L2 cache moves more than the bytes in {having(large, 'L2 cache')}, "
+        f"and the last wave is partly empty in {having(large, 'last wave')}. "
+        f"Registers leave room for few warps in {having(large, 'registers')}."
     )
 
 
