@@ -136,8 +136,9 @@ def test_the_table_of_paged_caches(on_cpu):
     assert set(frame.operation) == {kind.name for kind in OPERATIONS} and set(frame.tokens) == {1}
     of_vllm = frame.contender == paged_cache.VLLM
     assert of_vllm.sum() == 2 and set(frame[of_vllm].version) == {"0"} and set(frame[~of_vllm].version) == {""}
-    names = {paged_cache.OURS, paged_cache.SEPARATE, paged_cache.VLLM, one_pass.COPY, one_pass.PLACES}
-    assert set(one_pass.times(frame).columns) == names
+    names = [paged_cache.OURS, paged_cache.SEPARATE, paged_cache.VLLM, one_pass.COPY, one_pass.PLACES]
+    times = one_pass.times(frame)
+    assert times[names].notna().any().all() and times[one_pass.FLASHINFER].isna().all()
 
 
 def test_without_vllm_the_table_says_so(on_cpu, monkeypatch):
@@ -148,7 +149,7 @@ def test_without_vllm_the_table_says_so(on_cpu, monkeypatch):
     frame = paged_cache.paged_cache(smoke=True, device="cpu")
     assert set(frame[frame.contender == paged_cache.VLLM].status) == {"not run: vllm not installed"}
     assert (frame[frame.contender == paged_cache.OURS].status == "ok").all()
-    assert paged_cache.VLLM not in one_pass.times(frame)
+    assert one_pass.times(frame)[paged_cache.VLLM].isna().all()
 
 
 @pytest.mark.parametrize("kind", OPERATIONS)
@@ -489,8 +490,6 @@ def test_the_table_of_latent_attention(on_cpu, monkeypatch):
     of_the_view, apart = latent.sentences(frame)
     assert "takes 1.00 of the time with a copy of v, and runs at 1.00 of a copy" in of_the_view
     assert "reaches 1.00 of a copy without gaps" in apart
-    before = latent.sentences(frame[frame.part != latent_attention.VIEW])
-    assert before == [apart]
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; the study runs the kernels on a GPU")

@@ -806,7 +806,7 @@ def test_steps_in_which_a_model_without_a_rotation_is_slower_are_left_out():
     assert eager.startswith("Eager steps: ropelab's rotation saves 10.0% of the time; a model without any rotation")
     assert "-0.1%" in compiled and "M, compiled, prefill" in idle and "25%" in noise and "decode, eager" in noise
     clear = times_of(Transformers=(10, 8, 10), ropelab=(9, 4, 9), no_rotation=(8, 4.03, 8))
-    assert evidence.doubtful(clear).empty and "In 1 of 3 steps" in evidence.sentences(clear)[-1]
+    assert evidence.doubtful(clear).empty and "In 1 of 3 steps" in evidence.sentences(clear)[0]
 
 
 def test_a_time_is_the_median_of_its_rounds_and_the_projection_is_named():

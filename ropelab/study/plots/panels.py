@@ -198,8 +198,9 @@ def _legend_letters(texts: Sequence[str], columns: int) -> int:
 
 
 def _say_untimed(fig: Figure, frame: pd.DataFrame) -> None:
-    """Name the contenders that have no time in any row, and why, at the foot of the figure, left of its footer."""
-    untimed = frame[~frame.contender.isin(frame.contender[frame.status == "ok"])]
+    """Name the contenders without a time in any row, or with wrong results, at the foot, left of the footer."""
+    timed = frame.contender.isin(frame.contender[frame.status == "ok"])
+    untimed = frame[~timed | frame.status.str.startswith("wrong")]
     reasons = untimed.status.str.split(" has relative error").str[0]
     pairs = dict.fromkeys(zip(untimed.contender, reasons, strict=True))
     found = [f"{CONTENDERS.label(name)} ({textwrap.shorten(why, 60, placeholder=' …')})" for name, why in pairs]

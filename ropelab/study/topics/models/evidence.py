@@ -87,6 +87,8 @@ def sentences(frame: pd.DataFrame) -> list[str]:
 def modes_sentence(frame: pd.DataFrame) -> str:
     """The compiled steps of Transformers beside the eager ones; "" if none takes longer."""
     times = values(frame)[PLAIN].unstack("mode")
+    if not {"compiled", "eager"} <= set(times):
+        return ""
     ratio = (times.compiled / times.eager).dropna()
     return (
         f"Compiled, Transformers' steps take {value_range(ratio)} times as long as eager, and more than 1 in "

@@ -199,11 +199,11 @@ def host_sentence(frame: pd.DataFrame) -> str:
     """The host time of one eager call for eight tokens, with ropelab and with the peers."""
     calls = timed(frame[frame.call == NO_GRAD]).groupby("contender").median_us.median()
     others = calls.drop([name for name in calls.index if name.startswith(OURS)])
+    said = f"One eager call for eight tokens, without autograd, costs the host {calls[OURS]:.0f} µs."
+    if others.empty:
+        return said
     least, most = (CONTENDERS.label(name) for name in (others.idxmin(), others.idxmax()))
-    return (
-        f"One eager call for eight tokens, without autograd, costs the host {calls[OURS]:.0f} µs. The peers take "
-        f"{others.min():.0f} ({least}) to {others.max():.0f} µs ({most})."
-    )
+    return f"{said} The peers take {others.min():.0f} ({least}) to {others.max():.0f} µs ({most})."
 
 
 def _ours(frame: pd.DataFrame) -> pd.DataFrame:
