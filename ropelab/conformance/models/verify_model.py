@@ -231,7 +231,7 @@ def tiny_of(model: torch.nn.Module, inputs: Mapping[str, Any] | None = None) -> 
     """
     if inputs is None:
         config = getattr(model, "config", None)
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        text: Any = config.get_text_config() if config is not None and hasattr(config, "get_text_config") else config
         size = getattr(text, "vocab_size", None)
         if not isinstance(size, int):
             raise TypeError("inputs: expected the arguments of a call, as the model's config names no vocab_size")
