@@ -38,8 +38,9 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
         for i, (_, rows, look) in enumerate(gpus.parts(panel)):
             found = drawing.spans(rows, "contender", "median_us")
             marks.spans(ax, place[found.index] + 0.15 - 0.3 * i, found, look, upright=False, markersize=6)
-        marks.rows(ax, place, place.index.map(CONTENDERS.label), left=0.7 * times.median_us.min())
+        marks.rows(ax, place, place.index.map(CONTENDERS.label), left=0.5 * times.median_us.min())
         ax.set_xscale("log")
+        ax.set_xlim(right=2 * times.median_us.max())
         ticks.plain_log(ax.xaxis)
     return panels.finish("host time of one call (µs)", legend=4)
 

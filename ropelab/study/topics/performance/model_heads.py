@@ -15,8 +15,9 @@ _START_US = {True: 0.6, False: 0.3}
 _OURS = "ropelab"
 _VECTOR = 16
 """The bytes of the widest access of a thread."""
-_REGISTERS, _MOST_WARPS, _LANES, _UNIT = 65536, 64, 32, 8
-"""A multiprocessor of sm_90: its registers, its warps, the threads of a warp, the unit of a thread's registers.
+_REGISTERS, _SCHEDULERS, _MOST_WARPS, _LANES, _UNIT = 65536, 4, 64, 32, 8
+"""A multiprocessor of sm_90: its registers, a quarter of which belongs to each of four schedulers, its warps, the
+threads of a warp, and the unit of a thread's registers.
 
 Source: CUDA C++ Programming Guide, technical specifications for compute capability 9.0.
 """
@@ -141,7 +142,7 @@ def _facts(row: pd.Series) -> list[str]:
 def _warps(registers: float) -> int:
     """The warps of a multiprocessor for which there are registers, if each thread has so many; NaN if unknown."""
     each = math.ceil(registers / _UNIT) * _UNIT if registers == registers else 1
-    return min(_MOST_WARPS, _REGISTERS // (each * _LANES))
+    return min(_MOST_WARPS, _SCHEDULERS * (_REGISTERS // _SCHEDULERS // (each * _LANES)))
 
 
 def furthest(counters: pd.DataFrame) -> pd.DataFrame:
