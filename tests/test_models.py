@@ -17,6 +17,9 @@ from typer.testing import CliRunner  # noqa: E402
 
 from ropelab.angles.model_config import rope_from_config  # noqa: E402
 from ropelab.bench import model_steps, whole_models  # noqa: E402
+from ropelab.bench.projection import KERNEL  # noqa: E402
+from ropelab.bench.projection import OURS as PASS  # noqa: E402
+from ropelab.bench.projection_law import Machine  # noqa: E402
 from ropelab.conformance.cli import app  # noqa: E402
 from ropelab.conformance.models import apart, function_laws, verify_model  # noqa: E402
 from ropelab.conformance.models.apart import hold_model_apart  # noqa: E402
@@ -27,6 +30,7 @@ from ropelab.conformance.models.verify_model import FunctionReport, function_rep
 from ropelab.conformance.process import Limits, Run  # noqa: E402
 from ropelab.interop.broadcast import formula  # noqa: E402
 from ropelab.study.topics.models import evidence, share, tables, training  # noqa: E402
+from ropelab.study.topics.projection import findings as projections  # noqa: E402
 from tests.support import older  # noqa: E402
 
 OLDER = older("transformers")
@@ -792,10 +796,11 @@ def test_the_part_of_the_rotation_follows_from_bytes_and_operations():
     weights = 256 * (2 * 256 + 2 * 128 + 3 * 512)  # head_dim 128: q and output, k and v, MLP
     products, attention = 2 * 100 * weights, 2 * 2 * 100**2 / 2 * 256
     moved = 3 * 100 * (256 + 128) * 2 * 2  # three times: read and write, two bytes each
-    rotation = moved / share.BANDWIDTH
-    whole = (products + attention) / share.FLOPS + rotation
-    assert share.part(100, 3, sizes) == pytest.approx(rotation / whole)
-    parts = share.parts([64, 4096])
+    machine = Machine(flops=8e14, bandwidth=3e12)
+    rotation = moved / machine.bandwidth
+    whole = (products + attention) / machine.flops + rotation
+    assert share.part(machine, 100, 3, sizes) == pytest.approx(rotation / whole)
+    parts = share.parts(machine, [64, 4096])
     assert (parts.loc[64] > parts.loc[4096]).all() and (parts.iloc[:, 1] > parts.iloc[:, 0]).all()
 
 
@@ -813,7 +818,16 @@ def test_a_time_is_the_median_of_its_rounds_and_the_projection_is_named():
     ways = {"Transformers": 10, "ropelab": 9, "ropelab_with_projection": 8}
     rounds = [times_of(**{way: (ms + late,) * 3 for way, ms in ways.items()}) for late in (0, 0, 30)]
     assert evidence.savings(pd.concat(rounds)).loc[("M", "eager", "decode")].tolist() == pytest.approx([0.1, 0.2])
-    assert "; projection and rotation together save 20.0%" in evidence.sentences(rounds[0])[0]
+
+
+def test_the_projection_stands_beside_the_pass_with_the_gain_of_its_kernel():
+    ways = {"Transformers": 10, "ropelab": 9, "ropelab_with_projection": 9.5}
+    steps = pd.concat([times_of(**{way: (ms + late,) * 3 for way, ms in ways.items()}) for late in (0, 0.1, 0.2)])
+    case = {**projections.MODEL, "inputs": projections.INPUTS, "tokens": 8192, "status": "ok"}
+    product = pd.DataFrame([{**case, "contender": name, "median_us": us} for name, us in ((PASS, 600), (KERNEL, 550))])
+    said = evidence.projection_sentence(steps, product)
+    assert "M, compiled, prefill: 9.60 ms and 9.10 ms, intervals apart" in said and "saves 0.20 ms in 4 layers" in said
+    assert evidence.projection_sentence(steps[steps.way != "ropelab with projection"], product) == ""
 
 
 def test_the_memory_that_a_step_needs_more():

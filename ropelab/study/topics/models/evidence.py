@@ -6,14 +6,19 @@ from collections import Counter
 
 import pandas as pd
 
-from ropelab.bench.model_steps import NONE, NORMS, OURS, PLAIN, PREFILL, PROJECTION, TOKENS, WAYS
+from ropelab.bench.model_steps import BATCH, NONE, NORMS, OURS, PLAIN, PREFILL, PROJECTION, TOKENS, WAYS
+from ropelab.bench.projection import KERNEL
+from ropelab.bench.projection import OURS as PASS
+from ropelab.bench.projection_law import Machine
 from ropelab.bench.whole_models import LOSS
 from ropelab.study.engine.words import value_range
 from ropelab.study.topics.models import share, tables
+from ropelab.study.topics.projection import findings
 
 STUDY = "whole_models"
 """The name of the record."""
 _CELL = ["model", "mode", "step"]
+_APART = {True: "apart", False: "overlapping"}
 WORTHLESS = 0.01
 """The least saved share of a step's time. Below it the notebook says that ropelab does not help the step."""
 
@@ -62,26 +67,51 @@ def sentences(frame: pd.DataFrame) -> list[str]:
     found, unclear = [], doubtful(frame)
     saved = savings(frame).drop(unclear.index)
     for mode, shares in saved.groupby(level="mode", sort=False):
-        said = f"{mode.capitalize()} steps: ropelab's rotation saves {_range(shares[OURS])} of the time"
+        said = f"{mode.capitalize()} steps: ropelab's rotation saves {value_range(shares[OURS], '.1%')} of the time"
         if NONE in shares:
-            said += f"; a model without any rotation would save {_range(shares[NONE])}"
-        for way, words in ((NORMS, "rotation and fused norms"), (PROJECTION, "projection and rotation")):
-            if way in shares and shares[way].notna().any():
-                said += f"; {words} together save {_range(shares[way].dropna())}"
+            said += f"; a model without any rotation would save {value_range(shares[NONE], '.1%')}"
+        if NORMS in shares and shares[NORMS].notna().any():
+            said += f"; rotation and fused norms together save {value_range(shares[NORMS], '.1%')}"
         found.append(said + ".")
     most = saved[[way for way in (OURS, NORMS, PROJECTION) if way in saved]].max(axis=1)
     idle = [", ".join(cell) for cell, share in most.items() if share < WORTHLESS]
     if idle:
         found.append(f"ropelab saves less than {WORTHLESS:.0%} of the time of these steps: {'; '.join(idle)}.")
     for (mode, step), longer in unclear.groupby(level=["mode", "step"], sort=False):
-        change = -savings(frame)[OURS].xs((mode, step), level=("mode", "step"))
+        change = -savings(frame).drop(columns=NONE).xs((mode, step), level=("mode", "step"))
+        each = ", ".join(
+            f"with {way} by {value_range(change[way], '+.0%')}" for way in change.dropna(axis=1, how="all")
+        )
         found.append(
             f"The step {step}, {mode}, is left out of these ranges: a model that does not rotate took up to "
             f"{longer.max():.0%} longer there than with ropelab, and cannot be slower than one that does. By the "
-            f"medians the time with ropelab differs from Transformers' by {change.min():+.0%} to {change.max():+.0%}. "
-            "Such differences measure no rotation."
+            f"medians the times differ from Transformers': {each}. Such differences measure no rotation."
         )
     return [*filter(None, [noise_sentence(frame)]), *found, *filter(None, [modes_sentence(frame)])]
+
+
+def projection_sentence(frame: pd.DataFrame, projection: pd.DataFrame) -> str:
+    """The steps with the projection that rotates beside those with the pass; "" if not measured.
+
+    Args:
+        projection: the record of that name, which has the gain of the kernel alone.
+    """
+    columns = frame[(frame.quantity == "time") & (frame.status == "ok") & frame.way.isin([OURS, PROJECTION])]
+    ms = columns.groupby([*_CELL, "way"], sort=False).value.quantile([0.2, 0.5, 0.8]).unstack(["way", None])
+    if PROJECTION not in ms:
+        return ""
+    said = []
+    for cell, row in ms.dropna().drop(doubtful(frame).index, errors="ignore").iterrows():
+        joined, ours = row[PROJECTION], row[OURS]
+        apart = joined[0.2] > ours[0.8] or ours[0.2] > joined[0.8]
+        said.append(f"{', '.join(cell)}: {joined[0.5]:.2f} ms and {ours[0.5]:.2f} ms, intervals {_APART[apart]}")
+    us = findings.times(projection.assign(gpu="")).loc[("", *findings.MODEL.values(), findings.INPUTS, BATCH * TOKENS)]
+    layers = share.LLAMA.sizes["num_hidden_layers"]
+    return (
+        f"The steps with the projection that rotates, and with the pass: {'; '.join(said)}. In chapter 08 the kernel "
+        f"of this product saves {(us[PASS] - us[KERNEL]) * layers / 1e3:.2f} ms in {layers} layers. The record does "
+        "not tell where a larger difference comes from."
+    )
 
 
 def modes_sentence(frame: pd.DataFrame) -> str:
@@ -110,10 +140,11 @@ def noise_sentence(frame: pd.DataFrame) -> str:
 def rounds_sentence(frame: pd.DataFrame) -> str:
     """How many times the record has of each step."""
     rows = frame[(frame.quantity == "time") & (frame.status == "ok")]
-    rounds = rows.groupby([*_CELL, "way"]).size().max()
-    if rounds == 1:
+    counts = rows.groupby([*_CELL, "way"]).size()
+    rounds = value_range(counts, "d")
+    if rounds == "1":
         return "The record has one time of each step, so no time has an interval; below stands how large the noise is."
-    return f"Each time is the median of up to {rounds} rounds, and a bar goes from the 20th to the 80th percentile."
+    return f"Each time is the median of {rounds} rounds, and a bar goes from the 20th to the 80th percentile."
 
 
 def broken() -> pd.DataFrame:
@@ -144,14 +175,17 @@ def measured_shares(frame: pd.DataFrame) -> pd.Series:
     return pd.Series({name: saved[cell] for name, cell in cells.items() if cell in saved.index}, dtype=float)
 
 
-def share_sentence(frame: pd.DataFrame) -> str:
-    """The computed part of the rotation in eager torch beside the measured shares."""
+def share_sentence(frame: pd.DataFrame, machine: Machine) -> str:
+    """The part of the rotation in eager torch, computed with the rates of the GPU, beside the measured shares."""
     sizes = {one.name: one.sizes for one in (share.LLAMA, share.QWEN)}
     each = " and ".join(
-        f"{name} {value:.1%} ({share.part(TOKENS, share.PASSES['in eager torch'], sizes[name]):.1%} computed)"
+        f"{name} {value:.1%} ({share.part(machine, TOKENS, share.PASSES['in eager torch'], sizes[name]):.1%} computed)"
         for name, value in measured_shares(frame).items()
     )
-    return each and f"Without any rotation an eager prefill of {TOKENS:,} tokens takes less time: {each}."
+    return each and (
+        f"The record has $F$ = {machine.flops / 1e12:.0f} TFLOP/s and $B$ = {machine.bandwidth / 1e9:,.0f} GB/s. "
+        f"Without any rotation an eager prefill of {TOKENS:,} tokens takes less time: {each}."
+    )
 
 
 def memory_sentence(frame: pd.DataFrame) -> str:
@@ -188,8 +222,3 @@ def coverage_sentence() -> str:
         f"compute the same after one line of code, {sum('equal' in row['qk_norm'] for row in equal)} of these also "
         f"with fused norms and {sum('equal' in row['compiled'] for row in equal)} also through torch.compile."
     )
-
-
-def _range(shares: pd.Series) -> str:
-    low, high = shares.min(), shares.max()
-    return f"{low:.1%}" if f"{low:.1%}" == f"{high:.1%}" else f"{low:.1%} to {high:.1%}"

@@ -11,6 +11,7 @@ from ropelab.study.plots import marks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import facet, grid
 from ropelab.study.topics.models import evidence, share
+from ropelab.study.topics.projection.findings import RECORD, machine
 
 LOOKS = CONTENDERS.extended({
     OURS: ("", 0, "o"), NORMS: ("ropelab, norms of q and k fused", 9, "P"),
@@ -19,9 +20,13 @@ LOOKS = CONTENDERS.extended({
 })  # fmt: skip
 
 
-def rotation_share(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The part of a layer of Llama 3 8B that the rotation takes, and what whole models save without any rotation."""
-    parts = share.parts([2**power for power in range(10, 20)])
+def rotation_share(frame: pd.DataFrame, projection: pd.DataFrame, footer: str = "") -> Figure:
+    """The part of a layer of Llama 3 8B that the rotation takes, and what whole models save without any rotation.
+
+    Args:
+        projection: the record of that name, from which the rates of the GPU are.
+    """
+    parts = share.parts(machine(projection), [2**power for power in range(10, 20)])
     panels = grid(1, 1, (7.0, 3.6), "The rotation's part of a layer falls with the context", footer)
     ax = panels.axes[0, 0]
     for place, (words, column) in enumerate(parts.items()):
@@ -76,6 +81,6 @@ def saved(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "whole_models": ((evidence.STUDY,), saved),
-    "rotation_share": ((evidence.STUDY,), rotation_share),
+    "rotation_share": ((evidence.STUDY, RECORD), rotation_share),
 }
 """The name of a figure -> its record, and the function that draws it."""

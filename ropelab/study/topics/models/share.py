@@ -5,18 +5,18 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from ropelab.bench.model_steps import ARCHITECTURES
+from ropelab.bench.projection_law import Machine
 
-FLOPS, BANDWIDTH = 8e14, 4e12
-"""Operations and bytes a second near those that chapter 08 measures for products in bfloat16 and for copies."""
 PASSES = {"at the speed of a copy": 1, "in eager torch": 12}
 """A rotation in words -> how many times it moves the bytes of q and k."""
 LLAMA, QWEN = (next(one for one in ARCHITECTURES if one.name.startswith(name)) for name in ("Llama", "Qwen"))
 
 
-def part(tokens: int, passes: float, sizes: Mapping[str, int] = LLAMA.sizes) -> float:
+def part(machine: Machine, tokens: int, passes: float, sizes: Mapping[str, int] = LLAMA.sizes) -> float:
     """The part of the forward of a layer in 16 bits that a rotation takes, in a causal model with gated MLP.
 
     Args:
+        machine: the rates of the GPU.
         tokens: of one sequence.
         passes: how many times the rotation reads and writes q and k.
         sizes: ``hidden_size``, ``intermediate_size`` and the numbers of heads, as a configuration has them.
@@ -26,11 +26,11 @@ def part(tokens: int, passes: float, sizes: Mapping[str, int] = LLAMA.sizes) -> 
     widths = 2 * (q_heads + k_heads) * head_dim + 3 * sizes["intermediate_size"]  # q, k, v, output; gate, up, down
     products = 2 * tokens * hidden * widths
     attention = 2 * tokens**2 * q_heads * head_dim  # two products, and half of their entries are masked
-    rotation = passes * 4 * tokens * (q_heads + k_heads) * head_dim / BANDWIDTH
-    return rotation / ((products + attention) / FLOPS + rotation)
+    rotation = passes * 4 * tokens * (q_heads + k_heads) * head_dim / machine.bandwidth
+    return rotation / ((products + attention) / machine.flops + rotation)
 
 
-def parts(tokens: Sequence[int]) -> pd.DataFrame:
+def parts(machine: Machine, tokens: Sequence[int]) -> pd.DataFrame:
     """The part in a layer of Llama 3 8B: a row for each number of tokens, a column for each of `PASSES`."""
-    columns = {words: [part(count, passes) for count in tokens] for words, passes in PASSES.items()}
+    columns = {words: [part(machine, count, passes) for count in tokens] for words, passes in PASSES.items()}
     return pd.DataFrame(columns, index=pd.Index(tokens, name="tokens"))

@@ -42,6 +42,11 @@ def machines(frame: pd.DataFrame) -> dict[str, Machine]:
     return found
 
 
+def machine(frame: pd.DataFrame) -> Machine:
+    """The GPU of a record, as the law needs it."""
+    return machines(frame.assign(gpu=""))[""]
+
+
 def rates(frame: pd.DataFrame, q_heads: int, k_heads: int, inputs: int) -> pd.DataFrame:
     """The rates of each GPU in words, and what the law says of a product with these heads and K = ``inputs``."""
     model = Product(16384, inputs, q_heads, k_heads)
