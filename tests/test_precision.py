@@ -237,7 +237,7 @@ def test_losses_are_said():
 def test_law_of_relative_positions():
     found = findings.law(LLAMA3, tops=findings.TOPS[::3], samples=64)
     assert (found.moved <= found.moved_bound).all() and (found.off <= found.off_bound).all()
-    far = found[(found.position == 2**15) & (found.distance == 512)].set_index("method")
+    far = found[(found.position == 2**15) & (found.distance == 500)].set_index("method")
     # Other frequencies are another rotation, which keeps the law; positions that collide break it.
     assert far.moved["bf16 frequencies"] < 1e-6 < 1e-2 < far.off["bf16 frequencies"]
     assert far.moved["bf16 positions"] > 0.1 and far.off["bf16 positions"] > 0.1
