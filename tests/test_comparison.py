@@ -50,7 +50,11 @@ def test_numbers_in_tables():
 def test_the_sentences_of_the_notebook_follow_the_record():
     times = frame(ropelab=10.5, peer=10.0, slow_peer=21.0).assign(bar=0.95)
     said = dense.copy_sentence(times)
-    assert said.startswith("ropelab runs at 0.95 ") and "in 1 cells" in said and said.endswith("none of these cells.")
+    assert (
+        said.startswith("ropelab runs at 0.95 ")
+        and "in 1 cells" in said
+        and said.endswith("1 of them meet the bar set for their size.")
+    )
     assert dense.below_their_bar(times).empty and len(dense.below_their_bar(times.assign(bar=0.96))) == 1
     said = dense.peers_sentence(times)
     assert said.startswith("In 1 of 2 comparisons, cell by cell, no peer is faster. A")

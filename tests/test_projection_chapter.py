@@ -54,6 +54,16 @@ def test_losses_and_the_size_from_which_the_kernel_wins():
     assert findings.first_size(rows.assign(ratio=1.1)) is None
 
 
+def test_tables_leave_our_product_or_the_pass():
+    frame = made()
+    said = findings.tables_sentence(frame)
+    large = findings.times(frame).query("tokens >= 4096")
+    assert f"{(large[KERNEL] / large[OURS]).min():.2f} to" in said and said.endswith("of 6 products.")
+    fused = frame[frame.contender == OURS].assign(contender=findings.BY_INDUCTOR, over_product=1.5)
+    said = findings.compiled_sentence(pd.concat([frame, fused]))
+    assert "`max-autotune` take 1.50 of the time" in said and "with the pass takes 1.0" in said
+
+
 def test_figures_show_every_gpu():
     frame = pd.concat([made(), made(gpu="H200")], ignore_index=True)
     for draw in (figures.law, figures.by_tokens, figures.contenders, figures.winners):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html import escape
 
 import pandas as pd
@@ -28,6 +29,13 @@ class Shown:
 
     def __init__(self, where: records.Selection):
         self.where = where
+
+    def having(self, study: str) -> Shown:
+        """This view, or the view of the first GPU that has the study if the chosen GPU has no record of it."""
+        try:
+            return records.load(study, self.where) and self
+        except records.Missing:
+            return Shown(replace(self.where, gpu=None))
 
     def record(self, study: str) -> Record | None:
         """The record of a study. Without a usable record: None, and a note that says why."""

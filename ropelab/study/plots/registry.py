@@ -35,13 +35,14 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
     title, size = drawing.title(dense.host_sentence, frame), (4.6, 0.36 * len(place) + 1.0)
     panels = facet(times, size, title, footer, column="call", wrap=2, words=words, sharex=True, sharey=True)
     for ax, panel, _ in panels:
+        middle = (panel.gpu.nunique() - 1) / 2
         for i, (_, rows, look) in enumerate(gpus.parts(panel)):
             found = drawing.spans(rows, "contender", "median_us")
-            marks.spans(ax, place[found.index] + 0.15 - 0.3 * i, found, look, upright=False, markersize=6)
+            marks.spans(ax, place[found.index] + 0.3 * (middle - i), found, look, upright=False, markersize=6)
         marks.rows(ax, place, place.index.map(CONTENDERS.label), left=0.5 * times.median_us.min())
         ax.set_xscale("log")
         ax.set_xlim(right=2 * times.median_us.max())
-        ticks.plain_log(ax.xaxis)
+        ticks.at(ax.xaxis, (10, 30, 100, 300, 1000, 3000))
     return panels.finish("host time of one call (µs)", legend=4)
 
 

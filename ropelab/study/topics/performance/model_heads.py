@@ -1,13 +1,12 @@
 """Judge the records `model_heads` and `tile_regret`: cells that meet their bar, and faster libraries."""
 
 import math
+import re
 
 import pandas as pd
 
 from ropelab.bench.peers import PEERS
 from ropelab.bench.worst_calls import LARGE_BYTES, limit_us
-
-"""Counters of Nsight Compute, of five calls on an H200 with the kernel of their day."""
 
 _LINE = 128
 _ALIGNED, _UNALIGNED = 0.95, 0.90
@@ -151,14 +150,43 @@ def furthest(counters: pd.DataFrame) -> pd.DataFrame:
     Args:
         counters: the record of `ropelab.bench.counters`.
     """
-    names = {"study": "study", "call": "call", "median_us": "µs", "fraction": "of its limit", "cause": "cause"}
+    names = {"study": "calls", "call": "call", "median_us": "µs", "fraction": "of its limit", "cause": "cause"}
     rows = counters.groupby(["large", "study"]).fraction.idxmin().sort_index(ascending=[False, True])
-    return counters.loc[rows, [*names]].rename(columns=names)
+    found = counters.loc[rows, [*names]]
+    return found.assign(study=found.study.replace(_STUDIES), call=found.call.map(_without_defaults)).rename(
+        columns=names
+    )
+
+
+_STUDIES = {
+    "block_scales": "8-bit block scales", "cached_keys": "cached keys turned again", "latent_attention": "MLA",
+    "model_heads": "drawn calls", "mrope": "M-RoPE", "one_pass_cells": "one pass", "packed": "packed sequences",
+}  # fmt: skip
+
+
+def _without_defaults(call: str) -> str:
+    """A call without the columns that are off or follow from others, and without the names that its values explain."""
+    call = re.sub(r", (?:\w+ False|storage contiguous|(?:\w*bytes|first|batch|seq_len) \d+)(?=,|$)", "", call)
+    call = re.sub(r"\b(?:operation|model|cell|case|dtype|layout|seq_format|direction|step) ", "", call)
+    return re.sub(r"(\w+) True\b", lambda flag: flag[1].replace("_", " "), call)
+
+
+_CAUSES = (
+    "memory at",
+    "memory moves",
+    "L2 cache",
+    "wave is",
+    "registers",
+    "issue slots",
+    "tensor cores",
+    "launch time",
+)
 
 
 def counted(counters: pd.DataFrame) -> str:
     """How many of the counted calls have each cause; ``counters`` as for `furthest`."""
     large, small = counters[counters.large].cause, counters[~counters.large].cause
+    plain = ~large.str.contains("|".join(_CAUSES))
 
     def having(causes: pd.Series, words: str) -> int:
         return int(causes.str.contains(words, regex=False).sum())
@@ -168,7 +196,8 @@ def counted(counters: pd.DataFrame) -> str:
         f"Of {len(large)} larger calls {having(large, 'memory at')} have the memory at its peak. "
         f"The L2 cache moves more than the bytes in {having(large, 'L2 cache')}, "
         f"and the last wave is partly empty in {having(large, 'last wave')}. "
-        f"Registers leave room for few warps in {having(large, 'registers')}."
+        f"Registers leave room for few warps in {having(large, 'registers')}. "
+        f"{plain.sum()} have no such cause, and their counters tell only for what most warps wait."
     )
 
 

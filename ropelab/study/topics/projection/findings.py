@@ -10,7 +10,7 @@ from ropelab.bench.rows import timed
 from ropelab.call.projection import Work, paths
 from ropelab.study.engine.words import followed, value_range
 
-RECORD, BLOCKS = "projection", "projection_blocks"
+RECORD, BLOCKS, COMPILED = "projection", "projection_blocks", "projection_compiled"
 """The names of the records."""
 CASE = ["gpu", "q_heads", "k_heads", "head_dim", "inputs", "tokens"]
 """The columns that name a product on a GPU."""
@@ -21,6 +21,8 @@ MANY, SHOWN = 4096, (4096, 16384)
 """The tokens from which a product is large, and those of `blocks`."""
 PATHS = {"quack": BY_QUACK, "product": KERNEL, "pass": OURS}
 """A path of `ropelab.call.projection.paths` -> its contender."""
+BY_INDUCTOR = "compiled product and rotation"
+"""The contender of the record `COMPILED` that ``torch.compile`` made."""
 ROTATING = (KERNEL, COMPUTED, QUACK, BY_QUACK)
 """The contenders that make no pass."""
 
@@ -197,6 +199,27 @@ def choice_sentence(frame: pd.DataFrame) -> str:
     return (
         f"In {(lost == 0).sum()} of {len(lost)} products the rule takes the fastest of its paths. In the others it "
         f"loses {lost[lost > 0].median():.1%} in the median, and at most {lost.max():.1%}."
+    )
+
+
+def tables_sentence(frame: pd.DataFrame) -> str:
+    """The rule for calls with tables, which quack does not serve: our product where it is chosen, else the pass."""
+    large = _large(times(frame).reset_index())
+    taken = [paths(Work(row["tokens"], row["inputs"], product(row).outputs)) for row in large.to_dict("records")]
+    ratio = (large[KERNEL] / large[OURS]).where(["product" in order for order in taken], 1.0)
+    return (
+        f"With tables, where quack cannot serve, the rule takes {value_range(ratio)} of the time of the product and "
+        f"the pass from {MANY:,} tokens on, and is faster in {(ratio < 1).sum()} of {len(ratio)} products."
+    )
+
+
+def compiled_sentence(frame: pd.DataFrame) -> str:
+    """The product and the rotation by ``torch.compile``, and with the pass; ``frame`` is the record `COMPILED`."""
+    over = _large(timed(frame)).groupby("contender").over_product
+    by_inductor, by_pass = (value_range(over.get_group(name)) for name in (BY_INDUCTOR, OURS))
+    return (
+        f"From {MANY:,} tokens on, the product and the rotation of `max-autotune` take {by_inductor} of the time of "
+        f"cuBLAS alone. The product of cuBLAS with the pass takes {by_pass}."
     )
 
 
