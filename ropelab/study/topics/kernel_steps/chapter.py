@@ -105,7 +105,8 @@ class Chapter:
         shape = self.case.tokens, self.case.heads, self.case.head_dim
         if name == IN_TORCH:
             return predicted.bytes_in_torch(*shape)
-        by_position = name in STEPS and STEPS[name].positions
+        step = STEPS.get(LIBRARY_AS.get(name, name))
+        by_position = step is not None and step.positions
         return predicted.bytes_of(*shape, rows=self.case.longest if by_position else self.case.tokens)
 
     def show(self, *names: str, before: str = "", changed_from: str = "") -> None:
@@ -222,6 +223,19 @@ class Chapter:
                     f"On an {gpu}, strided loads alone take {loads:.1f} times as long as split pairs, strided stores "
                     f"alone {stores:.1f} times, and both {both:.1f} times."
                 )
+        return said
+
+    def over_shapes(self, before: str, after: str) -> list[str]:
+        """How much less time a step takes than another in every shape: a sentence for each GPU with both."""
+        said = []
+        for gpu, rows in self.times.groupby("gpu", sort=False):
+            took = rows.pivot_table(index=["tokens", "head_dim"], columns="contender", values="median_us")
+            if {before, after} <= set(took):
+                less = (1 - took[after] / took[before]).dropna()
+                each = "; ".join(
+                    f"{tokens:,} tokens x {features}: {share:.1%}" for (tokens, features), share in less.items()
+                )
+                said.append(f"On an {gpu}, *{after}* takes less time than *{before}*, tokens x features: {each}.")
         return said
 
     def instructions(self, name: str) -> tuple[int, int]:
