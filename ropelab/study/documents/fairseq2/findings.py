@@ -81,7 +81,11 @@ def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -
         f"{value_range(found.fraction_of_copy)} of a copy in {cells} cells (median "
         f"{found.fraction_of_copy.median():.2f}); the copy reads no tables."
     )
-    far = found[(found.batch > 1) & (found.tables_bytes >= cache_bytes)]
+    single, far = (
+        found[several & (found.tables_bytes >= cache_bytes)] for several in (found.batch == 1, found.batch > 1)
+    )
+    if len(single) and (beyond := (single.fraction_of_copy / single.once).max() - 1) > 0:
+        text += f" With one batch element it moves up to {beyond:.1%} more bytes a second than that copy."
     if len(far):
         anew = (far.fraction_of_copy - far.each_batch).abs().median() < (far.fraction_of_copy - far.once).abs().median()
         text += (
@@ -148,17 +152,20 @@ def log_sentence(log: pd.DataFrame, ratios: pd.DataFrame) -> str:
 
 
 def ratios_sentence(grid: pd.DataFrame) -> str:
-    """The document's four mean ratios beside those of the forward here, and how many lie on the same side of 1."""
+    """How many of the document's four mean ratios lie on the same side of 1 here, and both means of the forward."""
     here = evidence.ratios(timed(grid)[[*SHAPE, "mode", "direction", "contender", "median_us"]], "median_us")
-    here = here[here.direction == "forward"].groupby(["mode", "ratio"]).times.mean()
-    both = evidence.summary().set_index(["mode", "ratio"])[["printed"]].assign(here=here).dropna()
+    printed = evidence.summary().set_index(["mode", "ratio"])[["printed"]]
+    means = {way: printed.assign(here=rows.groupby(["mode", "ratio"]).times.mean()).dropna()
+             for way, rows in here.groupby("direction")}  # fmt: skip
+    both = means["forward"]
+    same = {way: f"{((rows.here > 1) == (rows.printed > 1)).sum()} of {len(rows)}" for way, rows in means.items()}
+    backward = f"; with the backward, {same['forward and backward']}" * ("forward and backward" in same)
     layouts = {"llama": "pairs", "reference": "halves"}
     each = [f"{mode} {layouts[ratio]} {row.here:.2f} ({row.printed:.2f})" for (mode, ratio), row in both.iterrows()]
-    same = ((both.here > 1) == (both.printed > 1)).sum()
     compiled = [times_by_compiling(*of) for of in ((grid, "RE llama"), (evidence.log(), "RE llama", "ms"))]
     return (
-        f"{same} of {len(both)} means of RRE's time over RE's lie on the same side of 1 as published. The mean of the "
-        f"forward here (and as published): {listed(each)}. Compiled, native RE takes "
+        f"Of the forward, {same['forward']} means of RRE's time over RE's lie on the same side of 1 as published"
+        f"{backward}. The mean of the forward here (and as published): {listed(each)}. Compiled, native RE takes "
         f"{compiled[0]:.2f} ({compiled[1]:.2f}) times as long as eager."
     )
 

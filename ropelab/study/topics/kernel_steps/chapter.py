@@ -233,9 +233,10 @@ class Chapter:
             if {before, after} <= set(took):
                 less = (1 - took[after] / took[before]).dropna()
                 each = "; ".join(
-                    f"{tokens:,} tokens x {features}: {share:.1%}" for (tokens, features), share in less.items()
+                    f"{tokens:,} tokens x {features} features: {share:.1%}"
+                    for (tokens, features), share in less.items()
                 )
-                said.append(f"On an {gpu}, *{after}* takes less time than *{before}*, tokens x features: {each}.")
+                said.append(f"On an {gpu}, *{after}* takes less time than *{before}*: {each}.")
         return said
 
     def instructions(self, name: str) -> tuple[int, int]:

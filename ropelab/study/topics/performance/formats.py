@@ -38,6 +38,27 @@ def packed_sentence(frame: pd.DataFrame) -> str:
     )
 
 
+_STEPS = {
+    "apply_rope": "the rotation", "qk_norm": "norm and rotation", "qk_norm backward": "their backward",
+    "one pass": "one pass into the cache",
+}  # fmt: skip
+"""A step of the record ``mrope`` in words."""
+
+
+def axes_sentence(frame: pd.DataFrame) -> str:
+    """The record ``mrope``: the time with three axes over the time with one axis, for each step."""
+    calls = frame.pivot_table(index=["step", "model", "cell", "layout"], columns="contender", values="median_us")
+    ratio = calls["three axes"] / calls["one axis"]
+    each = "; ".join(f"{words} {value_range(ratio[step])}" for step, words in _STEPS.items())
+    layouts = calls["one axis"]["qk_norm backward"].unstack("layout").dropna()
+    pairs = (layouts.interleaved / layouts.split_half).max()
+    return (
+        f"The time with three axes over that with one: {each}; {ratio.median():.2f} in the median of {len(ratio)} calls. "
+        f"A read more saves nothing: where the backward is faster, its kernel for one axis is slow. With adjacent pairs "
+        f"it takes up to {pairs:.2f} times as long as with halves, and the record does not tell why."
+    )
+
+
 def check(lengths: Sequence[int], padding: int, ranks: int, layout: str) -> Iterator[tuple[str, bool]]:
     """Statements that must hold bit for bit on this machine, each with whether it holds.
 
