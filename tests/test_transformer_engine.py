@@ -196,7 +196,8 @@ def test_the_headline_has_the_times_of_the_record():
 
 
 def test_models_are_named_as_such():
-    assert {drawing.label(name) for name in (OLD, NEW)} == {"legacy grid (model)", "token-linear (model)"}
+    grids = [f"TransformerEngine's {age} grid (model)" for age in ("old", "new")]
+    assert [drawing.label(name) for name in (OLD, NEW)] == grids
 
 
 def test_the_dispatch_is_that_of_the_source():

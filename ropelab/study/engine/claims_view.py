@@ -66,8 +66,7 @@ def said(row: dict) -> tuple[str, str]:
     """The verdict in two sentences: the outcome, and the decisive numbers, or else the claim in our words."""
     lead = f"It cannot be told whether the claim holds: that would need {row['needs']}"
     if row["outcome"] != Outcome.UNTOLD:
-        words = re.sub(r" with another size \(times ([\d.]+)", r", with numbers \1 times as large (", row["words"])
-        lead = f"The claim {words}".replace(" ()", "").replace("(; ", "(")
+        lead = f"The claim {_in_words(row['words'])}"
     if (commit := re.search(r"the verdict of commit (\w+)", row["remarks"])) is not None:
         lead += f" (recorded at {commit[1]}, without its figures)"
     if row.get("on"):
@@ -75,6 +74,12 @@ def said(row: dict) -> tuple[str, str]:
     if row["remarks"].startswith(WEAK):
         lead += ", on weak evidence"
     return f"{lead}.", row["says"] or ("" if row["outcome"] == Outcome.HOLDS else "It says: ") + row["statement"]
+
+
+def _in_words(words: str) -> str:
+    """The outcome with the factor of another size in words."""
+    said = re.sub(r" with another size \(times ([\d.]+)", r", with numbers \1 times as large (", words)
+    return said.replace(" ()", "").replace("(; ", "(")
 
 
 def _elsewhere(row: dict, gpu: str) -> str:
@@ -85,7 +90,11 @@ def _elsewhere(row: dict, gpu: str) -> str:
 
     rows = kept.read()
     rows = rows[(rows.id == row["id"]) & (rows.gpu != gpu) & (rows.words != Outcome.UNTOLD)].itertuples()
-    said = [f"On an {short(one.gpu)} it {one.words}." for one in rows if outcome(one.words) != outcome(row["words"])]
+    said = [
+        f"On an {short(one.gpu)} it {_in_words(one.words)}."
+        for one in rows
+        if outcome(one.words) != outcome(row["words"])
+    ]
     return " ".join(said if row["outcome"] != Outcome.UNTOLD else [])
 
 

@@ -106,11 +106,14 @@ def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
     ratio = (theirs.set_index(keys).median_us / ours.set_index(keys).median_us).dropna()
     faster, *launches = (
         drawing.value_range(values, spec)
-        for values, spec in ((ratio, ".1f"), (ours.launches, ".0f"), (theirs.launches, ".0f"))
+        for values, spec in (
+            (ratio, ".1f"),
+            *((rows[rows.direction == "forward"].launches, ".0f") for rows in (ours, theirs)),
+        )
     )
     title = (
-        f"For DeepSpeed's own callers ropelab is {faster} times as fast as DeepSpeed with torchembed. It launches "
-        f"{launches[0]} kernels, where DeepSpeed launches {launches[1]}"
+        f"For DeepSpeed's own callers ropelab is {faster} times as fast as DeepSpeed with torchembed. In a forward "
+        f"ropelab launches {launches[0]} kernels and DeepSpeed {launches[1]}"
     )
     frame = frame.assign(row=_labels(frame))
     place = marks.places(frame.row)

@@ -22,8 +22,9 @@ _LOOKS = CONTENDERS.extended({
     published.FIRST_KERNEL: ("", 2, "v"), published.SECOND_KERNEL: ("", 2, "<"), published.THIRD_KERNEL: ("", 2, "^"),
     published.JUST_IN_TIME: ("", 2, "P"), published.LAST_KERNEL: ("", 2, "D"),
     published.FIRST_KERNEL_GATHER: ("", 2, "1"), published.JUST_IN_TIME_CAST: ("", 2, ">"), of.FLASH: ("", 3, "D"),
-    of.FLASH_PACKED: ("", 6, "d"), of.PERSISTENT: ("", 5, "*"), of.EAGER: ("", 7, "p"), of.COMPILED: ("", 7, "X"),
-    of.FLASHINFER: ("", 8, "H"), of.FLASHINFER_NEWEST: ("", 4, "h"), of.SGL_KERNEL: ("", 4, "8"),
+    of.FLASH_PACKED: ("", 6, "d"), of.PERSISTENT: ("", 5, "*"), of.EAGER: ("formula, eager", 7, "p"),
+    of.COMPILED: ("formula, torch.compile", 7, "X"),
+    of.FLASHINFER: ("", 8, "H"), of.FLASHINFER_NEWEST: ("", 4, "h"), of.SGL_KERNEL: ("sglang-kernel's package", 4, "8"),
     of.VLLM: ("", 1, ">"),
 })  # fmt: skip
 _LARGE = 2048
@@ -110,7 +111,7 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
     widths = [max(1, table.shape[1]) for table in tables]
     panels = grid(1, 2, (6.0, 0.36 * len(order) + 0.9), title, footer, sharey=True, width_ratios=widths)
     for ax, name, table in zip(panels.axes[0], parts, tables, strict=True):
-        marks.cells(ax, table.rename(columns="{:,}".format), cmap="Blues", vmin=0, vmax=1.1)
+        marks.cells(ax, table.rename(index=_LOOKS.label, columns="{:,}".format), cmap="Blues", vmin=0, vmax=1.1)
         ax.set_title(name, size=9)
     untimed = pd.concat(parts.values())
     return panels.finish("tokens (median of the cells)", untimed=untimed)

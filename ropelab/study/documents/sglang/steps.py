@@ -98,8 +98,8 @@ def timer(protocols: pd.DataFrame) -> str:
     if most.isna().any():
         return ""
     return (
-        f"the very same call of flash-attn takes up to {most.published:.2f} times as long in another row by the "
-        f"published timer, {most.graphs:.2f} times by CUDA graphs"
+        f"the very same call of flash-attn takes up to {most.published:.2f} times as long in another row of "
+        f"the document's table by the published timer, {most.graphs:.2f} times by CUDA graphs"
     )
 
 

@@ -148,6 +148,8 @@ def shares(layer: pd.DataFrame) -> pd.DataFrame:
 IN_WORDS = {
     "dead_blocks": "empty blocks", "ns_per_dead_block": "ns for each empty block", "first_costs": "time over the best",
     "merged_costs": "time over the best", "given_us": "given cotangent, µs", "summed_us": "with sum(), µs",
+    "first": "grid taken", "merged": "grid taken", "freqs_len": "rows of the table", "cp_rank": "rank",
+    "cp_size": "ranks", "longest": "longest sequence", "kind": "lengths",
     "added_us": "added, µs", "added": "added share", "layer_us": "layer, µs", "alone_us": "q and k alone, µs",
 }  # fmt: skip
 """Names of columns in the words of the chapter."""
@@ -161,7 +163,8 @@ def packings(kernels: pd.DataFrame, step: str) -> pd.DataFrame:
 
 def costly(table: pd.DataFrame, name: str) -> pd.DataFrame:
     """The columns of `missed` that name the packing, the choice of the heuristic and its cost."""
-    return missed(table, name)[[*CELL[1:], name, f"{name}_costs"]].rename(columns=IN_WORDS)
+    found = missed(table, name)[[*CELL[1:], name, f"{name}_costs"]]
+    return found.replace({name: {"legacy": "old grid", "linear": "new grid"}}).rename(columns=IN_WORDS)
 
 
 def layer_spans(layer: pd.DataFrame) -> pd.DataFrame:

@@ -117,7 +117,7 @@ const KNOWN = {
 };
 
 export function say({ radians, bound, bits, boundBits, plane, longest }, { positions, frequencies, angles, tables, length, model }) {
-  const lost = radians ? `An angle is off by up to ${radians.toPrecision(3)} rad (pair ${plane})` : "No angle is off";
+  const lost = radians ? `Among the positions tried an angle is off by ${radians.toPrecision(3)} rad (pair ${plane})` : "No angle that was tried is off";
   const turns = radians >= 2 * Math.PI ? `, ${(radians / (2 * Math.PI)).toPrecision(3)} full turns` : "";
   const known = KNOWN[`${positions} ${frequencies} ${angles} ${tables}`] ?? "";
   const context = longest ? ` The longest context of ${model} has ${longest.toLocaleString("en")} tokens.` : "";
@@ -139,7 +139,7 @@ function draw({ octaves, planes, radians, bound, longest }, { length }, _, width
     marks: [
       { line: octaves.map((one) => [one.position, one.bound]), color: COLORS.orange, dash: "6 4", label: "bound" },
       { line: octaves.map((one) => [one.position, one.error]), color: COLORS.blue },
-      { dots: octaves.map((one) => [one.position, one.error, `${one.position}: ${exponent(one.error)} rad`]), color: COLORS.blue, label: "largest error" },
+      { dots: octaves.map((one) => [one.position, one.error, `${one.position}: ${exponent(one.error)} rad`]), color: COLORS.blue, label: "largest error of the positions tried" },
       turn(1, length), ...context,
     ],
   });
@@ -148,7 +148,7 @@ function draw({ octaves, planes, radians, bound, longest }, { length }, _, width
     width: size, x: { label: "pair, the fastest first", min: 0, max: Math.max(1, planes.length - 1) }, y,
     marks: [
       { line: planes.map((one, i) => [i, one.bound]), color: COLORS.orange, dash: "6 4", label: "bound" },
-      { dots: planes.map((one, i) => [i, one.error, `pair ${i}: ${exponent(one.error)} rad`]), color: COLORS.blue, label: "largest error" },
+      { dots: planes.map((one, i) => [i, one.error, `pair ${i}: ${exponent(one.error)} rad`]), color: COLORS.blue, label: "largest error of the positions tried" },
       turn(0, planes.length - 1),
     ],
   });

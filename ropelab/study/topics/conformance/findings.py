@@ -252,7 +252,8 @@ def peers_sentence(frame: pd.DataFrame, where: str) -> str:
     often = broken.drop_duplicates(["subject", "law"]).law.value_counts().head(MOST_BROKEN)
     text = f"On {where}, {len(right)} of {len(subjects)} configurations keep every law that applies to them."
     laws = ", ".join(f"`{law}` ({n})" for law, n in often.items())
-    return text + (f" The others break most often: {laws}." if laws else "")
+    others = ", ".join(name for name in subjects if name not in right)
+    return text + (f" The others, {others}, break most often: {laws}." if laws else "")
 
 
 def violations_in_words(live: pd.DataFrame, record: records.Record | None = None) -> list[tuple[str, str]]:

@@ -53,9 +53,9 @@ def axes_sentence(frame: pd.DataFrame) -> str:
     layouts = calls["one axis"]["qk_norm backward"].unstack("layout").dropna()
     pairs = (layouts.interleaved / layouts.split_half).max()
     return (
-        f"The time with three axes over that with one: {each}; {ratio.median():.2f} in the median of {len(ratio)} calls. "
-        f"A read more saves nothing: where the backward is faster, its kernel for one axis is slow. With adjacent pairs "
-        f"it takes up to {pairs:.2f} times as long as with halves, and the record does not tell why."
+        f"The time with three axes over that with one: {each}; {ratio.median():.2f} in the median of {len(ratio)} "
+        f"calls. A read more saves nothing: where the backward is faster, its kernel for one axis is slow. With "
+        f"adjacent pairs it takes up to {pairs:.2f} times as long as with halves, and the record does not tell why."
     )
 
 

@@ -9,6 +9,8 @@ from ropelab.study.topics.performance.comparison import COPY, times_beside_copy
 
 RECORD = "latent_attention"
 """The name of the record."""
+CACHE = 50_000_000
+"""The bytes of the L2 cache of an H100, and about those of an H200."""
 _CELL = ["part", "seq_format", "heads", "tokens", "direction"]
 
 
@@ -28,11 +30,26 @@ def sentences(frame: pd.DataFrame) -> list[str]:
     forward = table.xs("forward", level="direction")
     view, copied = forward.loc[VIEW], forward.loc["k and v"]
     apart = table.dropna(subset=NAME)
+    columns = frame.drop_duplicates(_CELL).set_index(_CELL).loc[apart.index]
+    small = (_moved(columns) < CACHE).to_numpy()
+    parts = ("Beyond the L2 cache", apart[~small]), ("Where all bytes fit into it", apart[small])
     return [
         *said,
         f"Where v is a view of the projection, ropelab's kernel takes {value_range(view[OURS] / copied[OURS])} of the "
         f"time with a copy of v, and runs at {value_range(view[COPY] / view[OURS])} of a copy of its bytes.",
-        f"Only a part of each head of q rotates, so the bytes that move are not adjacent. A copy with the same gaps "
-        f"reaches {value_range(apart[COPY] / apart[NAME])} of a copy without gaps. ropelab's kernel reaches "
-        f"{value_range(apart[NAME] / apart[OURS])} of the copy with gaps.",
+        "Only a part of each head of q rotates, so the bytes that move are not adjacent. "
+        + " ".join(f"{where} {_gaps(rows)}" for where, rows in parts if len(rows)),
     ]
+
+
+def _gaps(rows: pd.DataFrame) -> str:
+    return (
+        f"a copy with the same gaps reaches {value_range(rows[COPY] / rows[NAME])} of a copy without gaps, and "
+        f"ropelab's kernel {value_range(rows[NAME] / rows[OURS])} of the copy with gaps."
+    )
+
+
+def _moved(cells: pd.DataFrame) -> pd.Series:
+    """The bytes of the features of q that rotate, read and written, in 16 bits."""
+    tokens, heads = (cells.index.get_level_values(name) for name in ("tokens", "heads"))
+    return cells.rotary_dim * tokens * heads * 2 * 2
