@@ -161,6 +161,7 @@ def furthest(counters: pd.DataFrame) -> pd.DataFrame:
 _STUDIES = {
     "block_scales": "8-bit block scales", "cached_keys": "cached keys turned again", "latent_attention": "MLA",
     "model_heads": "drawn calls", "mrope": "M-RoPE", "one_pass_cells": "one pass", "packed": "packed sequences",
+    "row_scales": "one pass, 8 bits and a scale for each token", "table_free": "without tables",
 }  # fmt: skip
 
 
