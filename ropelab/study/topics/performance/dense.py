@@ -167,18 +167,6 @@ def causes_sentence(causes: pd.DataFrame) -> str:
     )
 
 
-def worst_sentence(frame: pd.DataFrame) -> str:
-    """The drawn call that misses its bar by most, with the facts that set it apart from a copy."""
-    missed = heads_below_their_bar(frame)
-    if missed.empty:
-        return "Every drawn call meets its bar."
-    worst = missed.iloc[0]
-    return (
-        f"The worst call is {worst.cell}: {worst.median_us:.1f} µs, where its bar allows {worst.allowed_us:.1f}. It "
-        f"differs from a copy in this: {worst.limits}."
-    )
-
-
 def heads_below_their_bar(frame: pd.DataFrame) -> pd.DataFrame:
     """The calls of ``model_heads`` that miss their bar, the worst first.
 
