@@ -313,6 +313,17 @@ def rows_of_tables(q, k, cos, sin, unsqueeze_dim=1):
     return huggingface(q, k, *(table.flatten(0, 1)[rows] for table in (cos, sin)), unsqueeze_dim)
 
 
+def order_applied_twice(x, positions):
+    """Compute rising angles, and bring them back by the order that made them rise, in place of its inverse."""
+    order = positions.argsort(-1)
+    return plain(x, positions.gather(-1, order).gather(-1, order))
+
+
+def test_positions_come_in_any_order():
+    report = verify(order_applied_twice, "plain", diagnose=False, skip=["compile", "huge"])
+    assert report.failed == ("definition",) and report["definition"].counterexample.case.positions is not None
+
+
 def test_one_row_of_tables_serves_all_sequences():
     report = verify(rows_of_tables, "huggingface", laws=["definition"], diagnose=False)
     assert report.failed == ("definition",) and report["definition"].counterexample.case.positions is not None

@@ -523,6 +523,7 @@ def two_gpus(tmp_path_factory):
 
 @without_a_gpu
 def test_without_a_gpu_the_preferred_one_is_read_unless_another_is_chosen(two_gpus, monkeypatch):
+    monkeypatch.setattr(records, "PREFERRED", ("nvidia-h200",))
     assert records.gpus(two_gpus) == ["nvidia-h200", OTHER]
     monkeypatch.setattr(records, "PREFERRED", (OTHER,))
     assert records.load("dense", two_gpus).provenance["gpu"]["name"] == NAME

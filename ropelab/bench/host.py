@@ -41,11 +41,6 @@ def host(*, smoke: bool = False) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def with_calls(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table with the column call; an older record has autograd, whether autograd records the call, in its place."""
-    return frame if "call" in frame else frame.assign(call=frame.autograd.map({False: NO_GRAD, True: RECORDED}))
-
-
 def _call(rotate: peers.Rotate, buffers: Buffers, name: str) -> Callable[[], object]:
     if name == BOTH:
         return lambda: torch.autograd.grad(rotate(*buffers.inputs), buffers.inputs, buffers.cotangents)

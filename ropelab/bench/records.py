@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels"
 MEASUREMENTS = ROOT / "data" / "measurements"
 
-PREFERRED = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
+PREFERRED = ("nvidia-h100-80gb-hbm3", "nvidia-h200")
 """The GPUs whose records are read if the GPU at hand has none, in this order. Other GPUs follow by name."""
 
 UNKNOWN = "unknown"

@@ -27,16 +27,27 @@ def definition(subject, sizes):
         yield from against_truth(subject, subject.draw(sizes, spare_rows=0))  # the last token reads the last row
     if "factor" in subject.convention.expresses:
         yield from against_truth(subject, subject.draw(sizes, factor=1.25))
-    if "positions" in subject.convention.expresses:
-        case = subject.draw(sizes, positions=torch.arange(sizes.tokens))
+    orders = scattered(sizes)
+    for positions in (torch.arange(sizes.tokens), orders[-1], orders):
+        case = subject.draw(sizes, positions=positions)
+        if not subject.can(case):
+            continue
         try:
             comparisons = list(against_truth(subject, case))
         except (Broken, NotApplicable):
             raise
         except Exception as refusal:  # a refusal is no wrong result
-            yield f"refuses positions, or rows of the tables, that all sequences share ({type(refusal).__name__})"
+            whose = "that all sequences share" if positions.ndim == 1 else "for each sequence"
+            yield f"refuses positions, or rows of the tables, {whose} ({type(refusal).__name__})"
         else:
             yield from comparisons
+
+
+def scattered(sizes) -> torch.Tensor:
+    """Return distinct positions out of order and with gaps, the largest beyond the sequence's end, int64 ``[B, S]``."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randperm(4 * sizes.tokens, generator=generator)[: sizes.tokens] for _ in range(sizes.batch)]
+    return torch.stack(rows)
 
 
 @law(
