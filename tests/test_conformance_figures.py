@@ -142,7 +142,7 @@ def test_the_table_of_peers(table):
     assert title(fig).startswith("1 of 2 configurations keep every law")
     assert "torchembed 0.3.2 (not installed)" in fig.axes[0].get_xlabel()
     sentence = findings.peers_sentence(table, "a GPU")
-    assert sentence.endswith("The others, Liger, break most often: `second_order` (1), `decode` (1).")
+    assert sentence.endswith("The others (Liger) break most often: `second_order` (1), `decode` (1).")
     words = findings.violations_in_words(table)  # one of each theme
     assert words == [
         ("Liger (cuda, float32)", "second_order: words of Liger"),

@@ -16,6 +16,7 @@ from ropelab.conformance import LAWS, Report
 from ropelab.conformance.faults import AGREEMENT, FAULTS, NOT_EXPRESSED, THEMES
 from ropelab.conformance.laws import THEMES as LAW_THEMES
 from ropelab.kernels import use_backend
+from ropelab.study.engine.words import listed
 
 DEFINITION = "definition"
 NEEDS_TRUTH = (*AGREEMENT, "huge")
@@ -252,8 +253,8 @@ def peers_sentence(frame: pd.DataFrame, where: str) -> str:
     often = broken.drop_duplicates(["subject", "law"]).law.value_counts().head(MOST_BROKEN)
     text = f"On {where}, {len(right)} of {len(subjects)} configurations keep every law that applies to them."
     laws = ", ".join(f"`{law}` ({n})" for law, n in often.items())
-    others = ", ".join(name for name in subjects if name not in right)
-    return text + (f" The others, {others}, break most often: {laws}." if laws else "")
+    others = listed(name.partition(", ")[0] for name in subjects if name not in right)
+    return text + (f" The others ({others}) break most often: {laws}." if laws else "")
 
 
 def violations_in_words(live: pd.DataFrame, record: records.Record | None = None) -> list[tuple[str, str]]:

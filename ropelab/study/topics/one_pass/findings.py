@@ -6,7 +6,7 @@ import pandas as pd
 
 from ropelab.bench.rows import timed
 from ropelab.bench.same_places import NAME as PLACES
-from ropelab.study.engine.words import followed, value_range
+from ropelab.study.engine.words import value_range
 from ropelab.study.topics.one_pass.traffic import LAUNCHES
 from ropelab.study.topics.performance import findings as training
 from ropelab.study.topics.performance.comparison import COPY, times_beside_copy
@@ -55,7 +55,7 @@ def roof_sentence(frame: pd.DataFrame) -> str:
     return (
         f"From {LARGE / 1e6:.0f} MB on, one launch for norm, rotation and cache runs at "
         f"{value_range(ours.fraction_of_copy)} of the best copy. The copy has the bytes that must move, and {met} of "
-        f"{len(ours)} cases reach the bar of {LEAST_OF_COPY}{followed('. Not: ', each)}."
+        f"{len(ours)} cases reach the bar of {LEAST_OF_COPY}{bool(each) * '. These miss it: '}{'; '.join(each)}."
     )
 
 
