@@ -235,6 +235,14 @@ SAYS["weights_without_the_scale"] = weights_alone, "rope_and_quantize_indexer", 
     "the stored k has right features, and its weights lack the scale of the query",), {}  # fmt: skip
 
 
+@says("the stored v is not written: the slots keep their contents in features >= 64", "the stored k is right",
+      convention="mla_rope_and_cache")  # fmt: skip
+class LatentOfOneBlock(Operator):
+    def write(self, cache, slots, rows, scale, other):
+        wide = cache.shape[-1] > 32  # the latent, beside the key
+        super().write(cache[..., :64] if wide else cache, slots, rows[..., :64] if wide else rows, scale, other)
+
+
 def identified(operator, convention, **options):
     declaration = declare(convention, **options)
     function = FORMS[convention](operator) if isinstance(operator, (Operator, BlockScaled)) else operator
