@@ -154,15 +154,20 @@ class OwnEps(Operator):
         return super().norm(x, weight, 3e-5, offset, wide)
 
 
-@says("q is normalized by the mean square of the features that rotate",
-      "the stored k is normalized by the mean square of the features that rotate", rotary_dim=8)  # fmt: skip
+@says("q is normalized by the mean square of the features that rotate for heads of 16 features",
+      "the stored k is normalized by the mean square of the features that rotate for heads of 16 features",
+      rotary_dim=8)  # fmt: skip
 class MeanOfRotatingFeatures(Operator):
     def norm(self, x, weight, eps, offset, wide):
         mean = x.to(wide)[..., :8].square().mean(-1, keepdim=True)
         return x.to(wide) * torch.rsqrt(mean + eps) * (weight.to(wide) + offset)
 
 
-@says("q is normalized in the features that rotate only, by their own mean square", convention=NORMED, rotary_dim=8)
+@says(
+    "q is normalized in the features that rotate only, by their own mean square for heads of 16 features",
+    convention=NORMED,
+    rotary_dim=8,
+)
 class NormOfRotatingFeatures(Operator):
     def norm(self, x, weight, eps, offset, wide):
         turned = super().norm(x[..., :8], weight[:8], eps, offset, wide)

@@ -33,7 +33,7 @@ from ropelab.kernels.float8 import FLOAT8_DTYPES
 SEEDS = (0, 1, 2)
 """The last seed is for the proof, and so is a larger call."""
 LARGER = 3
-"""The seed of a call with more tokens and heads, of which a description has to hold as well."""
+"""The first seed of calls with more tokens, heads or features, of which a description has to hold as well."""
 BLOCKS = (32, 8)
 """Numbers of slots of a block beside the usual 16."""
 DEFINITION = "q, and k and v in the slots of their tokens, are the definition"
@@ -57,12 +57,17 @@ def identify_cache(subject: CacheSubject, sizes: Sizes) -> Identification:
             seen = [_seen(subject, draw, sizes, seed, words == LATER) for seed in SEEDS]
         except Exception:  # the convention has no such call, or the laws show the traceback
             continue
-        for more in _more(sizes):
+        wider: list[Seen | None] = []
+        for seed, (more, kept) in enumerate(zip(_more(sizes), (seen, wider), strict=True), LARGER):
             with suppress(Exception):  # an operator may refuse more heads or features
-                seen.append(_seen(subject, draw, more, LARGER, words == LATER))
-        if None in seen:
+                kept.append(_seen(subject, draw, more, seed, words == LATER))
+        calls = [one for one in seen if one is not None]
+        if len(calls) < len(seen) or None in wider:
             continue
-        found = _identified(subject, [one for one in seen if one is not None], words)
+        found = _identified(subject, [*calls, *(one for one in wider if one is not None)], words)
+        if wider and not (found.proven or found.silent):
+            narrow = _identified(subject, calls, f"{words} for heads of {sizes.head_dim} features".lstrip())
+            found = narrow if narrow.proven else found
         if found.proven:
             if partly is None:
                 return found
@@ -310,7 +315,8 @@ def _extents(seen: list[Seen], which: int, wrong: list[np.ndarray]) -> Iterator[
             if elements.any():
                 number, size = count(one, elements.shape)
                 found.append((int(np.broadcast_to(number, elements.shape)[elements].min()), size))
-        if all(first for first, _ in found):
+        begins = {one.case.inputs[Q].shape[2] if own == K else 0 for one in seen}  # the first head of all, for k
+        if all(first for first, _ in found) and {first for first, _ in found} != begins:
             for words, begin in rules(found, noun):
 
                 def mask(one: Seen, shape: tuple[int, ...], count=count, begin=begin) -> np.ndarray:
