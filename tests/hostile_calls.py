@@ -803,7 +803,7 @@ def operands(name: str, *, batch=2, tokens=3, heads=3, kv_heads=1, where="positi
         }  # fmt: skip
     found |= {
         "q": q, "k": k, "v": draw(batch, tokens, kv_heads, 6), "slot_mapping": slots,
-        "key_cache": draw(5, 8, kv_heads, 8), "value_cache": draw(5, 8, kv_heads, 6), "q_out": torch.empty_like(q),
+        "key_cache": draw(5, 8, kv_heads, 8), "value_cache": draw(5, 8, kv_heads, 6), "q_out": torch.zeros_like(q),
     }  # fmt: skip
     if "8-bit" in name or "made" in name:
         for written in ("key_cache", "value_cache", "q_out"):

@@ -7,7 +7,7 @@ from functools import partial
 import pandas as pd
 import torch
 
-from ropelab.bench import copies, timing
+from ropelab.bench import copies, in_parts, timing
 from ropelab.bench.compare import copy_contenders, progress, tidy
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, Buffers, Workload
 from ropelab.kernels import Rotation, rotate_triton
@@ -36,9 +36,20 @@ def tiles(*, smoke: bool = False) -> pd.DataFrame:
         whole heads), block_tokens (0 for a flat tile), block_heads, num_warps, innermost, pairs_per_access,
         max_registers, heads_first, chosen, status, median_us, q20_us, q80_us, samples, fraction_of_copy.
     """
-    shapes = [(shape, False) for shape in _both_layouts([DENSE_CELLS[-1].workload])] if smoke else _shapes()
-    shapes = progress(shapes, lambda item: item[0].description + ", positions" * item[1])
-    return pd.concat([_sweep(*shape, rounds=3 if smoke else 10) for shape in shapes], ignore_index=True)
+    if smoke:
+        return _sweeps([(shape, False) for shape in _both_layouts([DENSE_CELLS[-1].workload])], rounds=3)
+    if timing.is_stopped():
+        return in_parts.compiled(_sweeps, [(_shapes()[first::_PARTS], 1) for first in range(_PARTS)])
+    return _sweeps(_shapes(), rounds=10)
+
+
+_PARTS = 14
+"""The processes that compile the sweep of more than 1,000 tiles."""
+
+
+def _sweeps(shapes: Sequence[tuple[Workload, bool]], rounds: int) -> pd.DataFrame:
+    described = progress(shapes, lambda item: item[0].description + ", positions" * item[1])
+    return pd.concat([_sweep(*shape, rounds=rounds) for shape in described], ignore_index=True)
 
 
 def _shapes() -> list[tuple[Workload, bool]]:

@@ -38,7 +38,7 @@ CONFIGURATIONS = records.ROOT / "data" / "models" / "configurations.csv"
 README = records.ROOT / "README.md"
 GUIDE = records.ROOT / "ropelab" / "study" / "site" / "guide"
 FIGURES = records.ROOT / "data" / "figures"
-GPU = "nvidia-h200"
+GPU = records.PREFERRED[0]
 """The GPU whose records the texts show, whatever GPU is at hand."""
 
 
