@@ -309,7 +309,7 @@ def heads_of_whole_blocks(q, k, cos, sin, unsqueeze_dim=1):
     return tuple(torch.cat((y.narrow(axis, 0, n), z), axis) for y, z, n in zip(turned, left, counts, strict=True))
 
 
-@reached("plain", "is not rotated behind the last full block of 4 pairs, if there is one", rotary_dim=12, head_dim=12)
+@reached("plain", "is not rotated behind the last full block of 4 pairs", rotary_dim=12, head_dim=12)
 def pairs_of_whole_vectors(x, positions):
     a, b = correct.plain(x, positions).chunk(2, -1)
     first = whole_blocks(a.shape[-1], 4)

@@ -130,8 +130,8 @@ def rules(found: list[tuple[int, int]], noun: str) -> Iterator[tuple[str, Begin]
         (words, begin)
         for block in sorted({*range(2, 65), *(1 << n for n in range(7, 18))}) if block <= most
         for words, begin in (
-            (f"behind the last full block of {block} {noun}, if there is one", _behind(block, alone=False)),
             (f"behind the last full block of {block} {noun}", _behind(block, alone=True)),
+            (f"behind the last full block of {block} {noun}, if there is one", _behind(block, alone=False)),
         )
     )  # fmt: skip
     yield from _few((words, begin) for words, begin in blocks if holds(begin))
