@@ -30,7 +30,7 @@ from ropelab.study import doctor  # noqa: E402
 from ropelab.study.engine import ledger as engine  # noqa: E402
 from ropelab.study.engine import runner  # noqa: E402
 from ropelab.study.engine.claims import Document, documents, load_claims  # noqa: E402
-from ropelab.study.site import chapters, ledgers, reference, report  # noqa: E402
+from ropelab.study.site import chapters, guide, ledgers, reference, report  # noqa: E402
 from ropelab.study.site.mathml import Writer  # noqa: E402
 
 PIXEL = (
@@ -243,6 +243,9 @@ def test_the_search_knows_sections_claims_and_names(study):
         and "gpt_oss" in by_url["2_models.html#2_models-which-models"][2]
     )
     assert "Rotary position embedding" in by_url["ropelab.html#apply_rope"][2]
+    pages = list(dict.fromkeys(url.partition("#")[0] for url in by_url))
+    uses = [one.page for one in guide.guides() if one.part == "Use it"]
+    assert pages[: len(uses)] == uses
 
 
 def test_a_large_figure_is_shown_as_few_bytes():

@@ -4,14 +4,17 @@ import csv
 import json
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from ropelab.bench import records
+from ropelab.bench import packages, records
+from ropelab.bench.peers import te_source
 from ropelab.bench.unavailable import Unavailable
 from ropelab.study.documents.deepspeed import peers
+from ropelab.study.documents.sglang import kernels
 from ropelab.study.site.summary import COLUMNS
 from tests.deepspeed_package import deepspeed_sequence
 from tests.environments import ROOT, run
@@ -21,7 +24,12 @@ UPSTREAM = ROOT / "upstream"
 README = (UPSTREAM / "README.md").read_text()
 REPORTS = sorted(path for path in UPSTREAM.glob("*.md") if path.name != "README.md")
 GPUS = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
-PLAIN = [path for path in sorted(UPSTREAM.glob("*.py")) if path.stem != "deepspeed_8052"]
+PUBLISHED = {
+    "transformer_engine_3057": (te_source.REPOSITORY, te_source.FIRST, te_source.SOURCE),
+    "sglang_14302": (kernels.REPOSITORY, kernels.STATES["first"].commit, kernels.STATES["first"].path),
+}
+"""Reproductions that compile a published file -> repository, commit and path of the file."""
+PLAIN = [path for path in sorted(UPSTREAM.glob("*.py")) if path.stem not in {"deepspeed_8052", *PUBLISHED}]
 NEEDS = {
     path.stem: "triton" if path.stem.startswith("ptxas") else "transformers"
     for path in PLAIN
@@ -119,6 +127,17 @@ def test_a_reproduction_says_what_the_report_says(path):
     else:
         same_version = [block for block in shown if block[0] == lines[0]]
         assert all(block == lines[-len(block):] for block in same_version), said  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_reproduction_with_a_published_file_says_what_the_report_says(name):
+    try:
+        file = packages.file_at(*PUBLISHED[name])
+    except Unavailable as missing:
+        pytest.skip(f"not run: {missing}")
+    said = run(Path(sys.executable), UPSTREAM / f"{name}.py", file).splitlines()
+    assert [said] == blocks(UPSTREAM / f"{name}.md")
 
 
 def test_the_reproduction_of_the_gate_of_deepspeed(capsys):

@@ -42,6 +42,9 @@ def rope(x, positions):
 def wrong(x, positions):
     return rope(x, positions + 1)
 
+def in_float32(x, positions):
+    return rope(x.float(), positions)
+
 class Namespace:
     rope = staticmethod(rope)
 
@@ -211,6 +214,13 @@ def test_exit_code_1_counterexample_and_json(folder):
     report = json.loads(out.read_text())
     assert [r["status"] for r in report["results"]] == ["pass", "fail"] and report["verdict"] == "wrong"
     assert out.stat().st_mode & 0o777 == 0o640 and not list(folder.glob(".*"))
+
+
+def test_a_law_that_no_number_breaks_says_why(folder):
+    """A result in float32 is right in every number, so the description of its numbers is not the whole verdict."""
+    result = run("somebodys:in_float32", "--convention", "plain", "--law", "definition", "--law", "dtype")
+    said = " ".join(result.output.split())
+    assert result.exit_code == 1 and "dtype: x: expected torch.bfloat16, the dtype of the inputs, got" in said, said
 
 
 def test_a_function_that_raises_gets_its_traceback_and_no_diagnosis(folder):

@@ -27,6 +27,7 @@ from ropelab.progress import ProgressLine
 
 app = typer.Typer(
     help="Hold any implementation of rotary position embedding to its laws.",
+    epilog="ropelab --version says the versions of ropelab, torch, triton and Python.",
     no_args_is_help=True,
     add_completion=False,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from ropelab.conformance.words import unequal
@@ -51,6 +52,8 @@ def _does(measured: Mapping[str, Any] | None, broken: list[Mapping[str, Any]]) -
         yield f"The function breaks the law {first['law']}: {first['statement']}"
     if measured is not None and proven and measured["example"]:
         yield f"Smallest example: {measured['example']}"
+        silent = (r for r in broken if r["status"] == "fail" and r["counterexample"] is None and r["message"])
+        yield from (f"{r['law']}: {r['message']}" for r in islice(silent, 1))  # no number shows why it does not hold
     else:
         yield from _counterexample(next((r for r in broken if r["counterexample"] is not None), broken[0]))
     if measured is not None and measured["repair"]:

@@ -91,8 +91,9 @@ def write(
     for file, text in pages.items():
         (page.parent / file).write_text(text)
     (assets / "code.css").write_text(_code_style())
+    found_in_order = sorted(listed, key=lambda one: PARTS.index(one.part))  # the guide first, among equal finds
     (assets / "search-index.js").write_text(
-        search.script(e for file, text in pages.items() if file != page.name for e in search.entries(file, text))
+        search.script(e for one in found_in_order for e in search.entries(one.page, pages[one.page]))
     )
     for figure in (figure for one in chapters for figure in one.figures):
         (page.parent / figure.file).write_bytes(figure.data)
