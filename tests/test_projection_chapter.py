@@ -64,6 +64,13 @@ def test_tables_leave_our_product_or_the_pass():
     assert "`max-autotune` take 1.50 of the time" in said and "with the pass takes 1.0" in said
 
 
+def test_findings_speak_of_one_gpu_each():
+    frame = pd.concat([made(), made(gpu="H200")], ignore_index=True)
+    first, second = findings.by_gpu(frame, findings.law_sentence, findings.best_sentence)
+    assert first.startswith("H100: From") and second.startswith("H200: From")
+    assert first.endswith(findings.best_sentence(made())) and findings.law_sentence(made()) in first
+
+
 def test_figures_show_every_gpu():
     frame = pd.concat([made(), made(gpu="H200")], ignore_index=True)
     for draw in (figures.law, figures.by_tokens, figures.contenders, figures.winners):

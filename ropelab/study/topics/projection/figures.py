@@ -34,7 +34,7 @@ def law(frame: pd.DataFrame, footer: str = "") -> Figure:
     ax.set(xscale="log", yscale="log")
     ticks.at(ax.xaxis, sorted(rows.inputs.unique()))
     ticks.plain_log(ax.yaxis)
-    ax.yaxis.set_major_formatter("{x:.0%}")
+    ax.yaxis.set_major_formatter(lambda x, _: f"{100 * x:g}%")  # a tick below 1 % keeps its digits
     return panels.finish("K, the features of a token in x", "pass / product", legend=2)
 
 

@@ -1,6 +1,6 @@
 """Read the records `projection` and `projection_blocks`: the pass, the loss of the product, and which of them wins."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
@@ -156,6 +156,11 @@ def blocks(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _large(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.tokens >= MANY]
+
+
+def by_gpu(frame: pd.DataFrame, *sentences: Callable[[pd.DataFrame], str]) -> list[str]:
+    """The ``sentences`` on the rows of each GPU, after its name: a text for each GPU, in the order of ``frame``."""
+    return [f"{gpu}: {' '.join(say(part) for say in sentences)}" for gpu, part in frame.groupby("gpu", sort=False)]
 
 
 def law_sentence(frame: pd.DataFrame) -> str:
