@@ -81,11 +81,16 @@ def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -
         f"{value_range(found.fraction_of_copy)} of a copy in {cells} cells (median "
         f"{found.fraction_of_copy.median():.2f}); the copy reads no tables."
     )
-    single, far = (
-        found[several & (found.tables_bytes >= cache_bytes)] for several in (found.batch == 1, found.batch > 1)
-    )
-    if len(single) and (beyond := (single.fraction_of_copy / single.once).max() - 1) > 0:
-        text += f" With one batch element it moves up to {beyond:.1%} more bytes a second than that copy."
+    beyond, one = found.tables_bytes >= cache_bytes, found.batch == 1
+    more = (found.fraction_of_copy / found.once)[one].groupby(beyond).max() - 1
+    if more.get(True, 0) > 0:
+        text += (
+            f" With one batch element and tables larger than the cache of {cache_bytes / 1e6:.0f} MB it moves up to "
+            f"{more[True]:.1%} more bytes a second than that copy."
+        )
+        if more.get(False, 0) > 0:
+            text += f" With smaller tables it is up to {more[False]:.0%}, because they stay in the cache."
+    far = found[beyond & ~one]
     if len(far):
         anew = (far.fraction_of_copy - far.each_batch).abs().median() < (far.fraction_of_copy - far.once).abs().median()
         text += (
