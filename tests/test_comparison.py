@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from ropelab.bench.host import NO_GRAD
+from ropelab.study.engine.repeats import between_runs
 from ropelab.study.topics.performance import comparison, dense
 
 
@@ -55,9 +56,15 @@ def test_the_sentences_of_the_notebook_follow_the_record():
         and "in 1 cells" in said
         and said.endswith("1 of them meet the bar set for their size.")
     )
+    below = dense.copy_sentence(times.assign(bar=0.96))
+    assert "0 of them meet the bar set for their size. Below it: 1x1 split_half (0.952 of 0.96). Two runs" in below
+    assert below.endswith("in every such case.")
+    assert dense.copy_sentence(times.assign(bar=5.0)).endswith("in no such case.")
     assert dense.below_their_bar(times).empty and len(dense.below_their_bar(times.assign(bar=0.96))) == 1
     said = dense.peers_sentence(times)
     assert said.startswith("In 1 of 2 comparisons, cell by cell, no peer is faster. A")
     assert said.endswith(" peer: 5.0% faster at 1x1, split_half, forward.")
     calls = frame(ropelab=9.0, ropelab_in_place=1.0, peer=20.0, other=30.0).assign(call=NO_GRAD)
-    assert dense.host_sentence(calls).endswith("the host 9 µs. The peers take 20 (peer) to 30 µs (other).")
+    said, apart = dense.host_sentence(calls), between_runs("host", calls).max()
+    assert "the host 9 µs. The peers take 20 (peer) to 30 µs (other). The times of two runs" in said
+    assert f"differ by up to {apart:.0%}, so" in said

@@ -194,6 +194,9 @@ def test_causes_have_the_median_of_the_calls_with_each_fact():
     assert few[judge.NOTHING] == pytest.approx(0.8) and few[judge.SPILLS] == pytest.approx(10 / 10.5)
     assert found[f"{judge.SIZES[0]}: calls"][judge.EVERY] == 2 and judge.SMALL not in found.index
     said = dense.causes_sentence(found)
+    assert "at least 10 calls" not in said, "a median of two calls is none of many"
+    many = dense.causes_sentence(judge.causes(pd.concat(calls * 10, ignore_index=True)))
+    assert many.endswith("The lowest median of at least 10 calls there is 0.80 (none of these).")
     assert (
         "none of these facts run at 0.982" in said
         and "0.52, belongs to calls with this fact: accesses below 16" in said
@@ -207,9 +210,14 @@ def test_counters_name_the_furthest_calls_and_count_causes():
         ("a", False, 0.3, ""),
     ]  # fmt: skip
     counters = pd.DataFrame(rows, columns=["study", "large", "fraction", "cause"]).assign(call="c", median_us=1.0)
-    assert judge.furthest(counters)["of its limit"].tolist() == [0.5, 0.7, 0.3]
+    furthest = judge.furthest(counters)
+    assert furthest["of its limit"].tolist() == [0.5, 0.7, 0.3]
+    assert furthest["size"].tolist() == [judge.SIZES[0], judge.SIZES[0], judge.SIZES[1]]
     said = judge.counted(counters)
-    assert said.startswith("In 1 of 2 calls below 16 MB") and "Of 3 larger calls 1 have the memory at its peak" in said
+    assert (
+        said.startswith("In 1 of 2 calls below 16 MB")
+        and "Of 3 larger calls 1 have the memory at 89 % of its peak." in said
+    )
     assert said.endswith("in 1, and the last wave is partly empty in 1. Registers leave room for few warps in 1. "
                          "0 have no such cause, and their counters tell only for what most warps wait.")  # fmt: skip
 

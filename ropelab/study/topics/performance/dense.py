@@ -13,9 +13,9 @@ from ropelab.study.topics.performance import model_heads
 from ropelab.study.topics.performance.comparison import OURS, against_peers, timed
 from ropelab.study.topics.performance.findings import LEAST_OF_COPY, in_all_formats
 
-LANES, _USUAL = 128, 4096
-"""The float32 lanes of a multiprocessor of sm_90 (CUDA C++ Programming Guide, arithmetic instructions), and the number
-of tokens that most large drawn calls have."""
+LANES, _USUAL, _OFTEN = 128, 4096, 10
+"""The float32 lanes of a multiprocessor of sm_90 (CUDA C++ Programming Guide, arithmetic instructions), the number of
+tokens that most large drawn calls have, and the calls from which the median of a fact is more than a few calls."""
 
 
 def below_their_bar(frame: pd.DataFrame) -> pd.DataFrame:
@@ -35,11 +35,15 @@ def shortfall_sentence(frame: pd.DataFrame) -> str:
     missed = below_their_bar(frame)
     if missed.empty:
         return "Every cell meets the bar set for its size."
-    each = (
+    return f"{len(missed)} of {len(_ours(frame))} cases miss the bar set for their size: {_each(missed)}."
+
+
+def _each(missed: pd.DataFrame) -> str:
+    """The cells of `below_their_bar` with their smallest fraction of a copy and their bar."""
+    return "; ".join(
         f"{cell} {' and '.join(rows.layout.unique())} ({rows.fraction_of_copy.min():.3f} of {rows.bar.iloc[0]})"
         for cell, rows in missed.groupby("cell", sort=False)
     )
-    return f"{len(missed)} of {len(_ours(frame))} cases miss the bar set for their size: {'; '.join(each)}."
 
 
 def ridge_sentence(record: Record) -> str:
@@ -55,15 +59,17 @@ def ridge_sentence(record: Record) -> str:
 
 
 def copy_sentence(frame: pd.DataFrame) -> str:
-    """The fractions of the best copy that ropelab reaches, and how many cells miss their bar."""
+    """The fractions of the best copy that ropelab reaches, and the cells that miss their bar."""
     reached, below = _ours(frame).fraction_of_copy, below_their_bar(frame)
-    return (
+    said = (
         f"ropelab runs at {value_range(reached)} of the best copy (median {reached.median():.2f}) in {len(reached)} "
-        f"cells of shape, layout and direction. {len(reached) - len(below)} of them meet the bar set for their size"
-        + f". Shortfalls within the difference of two runs: {below.within_noise.sum()} of {len(below)}"
-        * bool(len(below))
-        + "."
+        f"cells of shape, layout and direction. {len(reached) - len(below)} of them meet the bar set for their size."
     )
+    if below.empty:
+        return said
+    within, others = below.within_noise.sum(), len(below)
+    where = {0: "no such case", others: "every such case"}.get(within, f"{within} of {others} such cases")
+    return f"{said} Below it: {_each(below)}. Two runs differ by more than the shortfall in {where}."
 
 
 def peers_sentence(frame: pd.DataFrame) -> str:
@@ -160,11 +166,15 @@ def causes_sentence(causes: pd.DataFrame) -> str:
     """The calls that nothing sets apart from a copy, and the fact that costs most; ``causes``: `model_heads.causes`."""
     large, small = (causes[f"{size}: median"] for size in model_heads.SIZES)
     plain = model_heads.NOTHING
-    return (
+    often = small[causes[f"{model_heads.SIZES[1]}: calls"] >= _OFTEN]
+    said = (
         f"From 16 MB on, calls with {plain} facts run at {large[plain]:.3f} of the limit in the median. The lowest "
         f"median, {large.min():.2f}, belongs to calls with this fact: {large.idxmin()}. Below 16 MB even calls with "
         f"{plain} facts run at {small[plain]:.3f}."
     )
+    if often.empty:
+        return said
+    return f"{said} The lowest median of at least {_OFTEN} calls there is {often.min():.2f} ({often.idxmin()})."
 
 
 def heads_below_their_bar(frame: pd.DataFrame) -> pd.DataFrame:
@@ -201,7 +211,11 @@ def host_sentence(frame: pd.DataFrame) -> str:
     if others.empty:
         return said
     least, most = (CONTENDERS.label(name) for name in (others.idxmin(), others.idxmax()))
-    return f"{said} The peers take {others.min():.0f} ({least}) to {others.max():.0f} µs ({most})."
+    apart = between_runs("host", frame).max()
+    return (
+        f"{said} The peers take {others.min():.0f} ({least}) to {others.max():.0f} µs ({most}). The times of two runs "
+        f"differ by up to {apart:.0%}, so contenders whose bars overlap are not told apart."
+    )
 
 
 def _ours(frame: pd.DataFrame) -> pd.DataFrame:

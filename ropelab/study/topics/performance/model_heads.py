@@ -7,6 +7,7 @@ import pandas as pd
 
 from ropelab.bench.peers import PEERS
 from ropelab.bench.worst_calls import LARGE_BYTES, limit_us
+from ropelab.study.engine.words import value_range
 
 _LINE = 128
 _ALIGNED, _UNALIGNED = 0.95, 0.90
@@ -153,6 +154,7 @@ def furthest(counters: pd.DataFrame) -> pd.DataFrame:
     names = {"study": "calls", "call": "call", "median_us": "µs", "fraction": "of its limit", "cause": "cause"}
     rows = counters.groupby(["large", "study"]).fraction.idxmin().sort_index(ascending=[False, True])
     found = counters.loc[rows, [*names]]
+    found.insert(0, "size", counters.large[rows].map(dict(zip((True, False), SIZES, strict=True))))
     return found.assign(study=found.study.replace(_STUDIES), call=found.call.map(_without_defaults)).rename(
         columns=names
     )
@@ -192,9 +194,11 @@ def counted(counters: pd.DataFrame) -> str:
     def having(causes: pd.Series, words: str) -> int:
         return int(causes.str.contains(words, regex=False).sum())
 
+    busy = large.str.extract(r"memory at (\d+) %")[0].dropna().astype(int)
+    peak = f" at {value_range(busy, '.0f')} % of its peak" if len(busy) else " near its peak"
     return (
         f"In {having(small, 'launch time')} of {len(small)} calls below 16 MB the launch takes longer than the bytes. "
-        f"Of {len(large)} larger calls {having(large, 'memory at')} have the memory at its peak. "
+        f"Of {len(large)} larger calls {len(busy)} have the memory{peak}. "
         f"The L2 cache moves more than the bytes in {having(large, 'L2 cache')}, "
         f"and the last wave is partly empty in {having(large, 'last wave')}. "
         f"Registers leave room for few warps in {having(large, 'registers')}. "
