@@ -39,10 +39,10 @@ def protocol(protocols: pd.DataFrame) -> str:
     parts = []
     for peer in STEPS:
         found = ratios(protocols, peer)
-        fair = [f"{found[step].median():.2f} times with {said}" for step, said in STEP_NAMES[peer].items()]
+        fair = [f"{found[step].median():.2f} times as long with {said}" for step, said in STEP_NAMES[peer].items()]
         parts.append(
             f"In the median {NAMES[peer]} takes {found[PUBLISHED].median():.2f} times as long as the first version's "
-            f"kernel by the published protocol, and {' and '.join(fair)}."
+            f"kernel by the published protocol. It takes {' and '.join(fair)}."
         )
     repeated = timer(protocols)
     return " ".join([*parts, *([f"The timer itself changes the ratios: {repeated}."] if repeated else [])])
