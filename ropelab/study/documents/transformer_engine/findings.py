@@ -206,9 +206,9 @@ def sum_counts(kernels: pd.DataFrame) -> str:
     effects = sum_effects(kernels)
     added = effects.added_us[~effects.contender.map(label).str.contains("model")]
     return (
-        f"{_whose(kernels)}In the median of the packings the sum and its gradient add {value_range(added, '.0f')} µs to "
-        "a kernel (our models left out), and the document's times contain them. Without the sum the largest speed-up "
-        f"of the new grid over the old grid is {ratios[0]:.0f} instead of {ratios[1]:.0f}."
+        f"{_whose(kernels)}In the median of the packings the sum and its gradient add {value_range(added, '.0f')} µs "
+        "to a kernel (our models left out), and the document's times contain them. Without the sum the largest "
+        f"speed-up of the new grid over the old grid is {ratios[0]:.0f} instead of {ratios[1]:.0f}."
     )
 
 
