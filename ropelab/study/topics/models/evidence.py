@@ -104,13 +104,17 @@ def projection_sentence(frame: pd.DataFrame, projection: pd.DataFrame) -> str:
     for cell, row in ms.dropna().drop(doubtful(frame).index, errors="ignore").iterrows():
         joined, ours = row[PROJECTION], row[OURS]
         apart = joined[0.2] > ours[0.8] or ours[0.2] > joined[0.8]
-        said.append(f"{', '.join(cell)}: {joined[0.5]:.2f} ms and {ours[0.5]:.2f} ms, intervals {_APART[apart]}")
+        change = joined[0.5] / ours[0.5] - 1
+        said.append(
+            f"{', '.join(cell)}: {joined[0.5]:.2f} ms and {ours[0.5]:.2f} ms, {abs(change):.1%} "
+            f"{'slower' if change > 0 else 'faster'}, intervals {_APART[apart]}"
+        )
     us = findings.times(projection.assign(gpu="")).loc[("", *findings.MODEL.values(), findings.INPUTS, BATCH * TOKENS)]
     layers = share.LLAMA.sizes["num_hidden_layers"]
     return (
         f"The steps with the projection that rotates, and with the pass: {'; '.join(said)}. In chapter 08 the kernel "
         f"of this product saves {(us[PASS] - us[KERNEL]) * layers / 1e3:.2f} ms in {layers} layers. The record does "
-        "not tell where a larger difference comes from."
+        "not tell why a step gains less than that, or becomes slower."
     )
 
 
