@@ -13,7 +13,7 @@ from ropelab.bench.model_shapes import MODELS, SHAPES, Model, halves
 from ropelab.bench.workloads import Workload
 from ropelab.kernels import HAS_TRITON, INTERPRETED
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.study.topics.performance import dense
+from ropelab.study.topics.performance import dense, formats
 from ropelab.study.topics.performance import model_heads as judge
 
 if not HAS_TRITON:
@@ -201,6 +201,13 @@ def test_causes_have_the_median_of_the_calls_with_each_fact():
         "none of these facts run at 0.982" in said
         and "0.52, belongs to calls with this fact: accesses below 16" in said
     )
+
+
+def test_few_tokens_without_tables_have_their_own_price():
+    small = {"bytes": 1e6, "head_bytes": 1e6, "necessary_bytes": 1e6}
+    calls = [record(**small, median_us=12.5), record(**small, table_free=True, median_us=20.0), record(median_us=99.0)]
+    said = formats.few_tokens_without_tables(pd.concat(calls, ignore_index=True))
+    assert "without tables run at 0.50 of their limit" in said and said.endswith("with tables at 0.80.")
 
 
 def test_counters_name_the_furthest_calls_and_count_causes():

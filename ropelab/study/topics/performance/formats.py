@@ -9,6 +9,7 @@ import torch
 from ropelab import PackedSequences, apply_rope, rotary_table
 from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study.engine.words import value_range
+from ropelab.study.topics.performance import model_heads
 from ropelab.study.topics.performance.comparison import OURS, timed
 from ropelab.study.topics.performance.findings import MANY, ONE, SKEWED
 
@@ -23,6 +24,16 @@ def table_free(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     return table, (
         f"Without tables the kernel runs at {without} of a copy, with tables at {with_tables}. The price is "
         "arithmetic, the gain is memory: 4 bytes for every position and feature."
+    )
+
+
+def few_tokens_without_tables(frame: pd.DataFrame) -> str:
+    """The record ``model_heads``: how near the small drawn calls come to their limit, with tables and without."""
+    small = model_heads.judged(frame).query("not large")
+    middle = small.groupby("table_free").fraction_of_limit.median()
+    return (
+        "With few tokens the price is a wait. In the drawn calls of chapter 05 below 16 MB, calls without tables run at "
+        f"{middle[True]:.2f} of their limit in the median, and calls with tables at {middle[False]:.2f}."
     )
 
 
