@@ -32,8 +32,8 @@ def few_tokens_without_tables(frame: pd.DataFrame) -> str:
     small = model_heads.judged(frame).query("not large")
     middle = small.groupby("table_free").fraction_of_limit.median()
     return (
-        "With few tokens the price is a wait. In the drawn calls of chapter 05 below 16 MB, calls without tables run at "
-        f"{middle[True]:.2f} of their limit in the median, and calls with tables at {middle[False]:.2f}."
+        "With few tokens the price is a wait. In the drawn calls of chapter 05 below 16 MB, calls without tables run "
+        f"at {middle[True]:.2f} of their limit in the median, and calls with tables at {middle[False]:.2f}."
     )
 
 
