@@ -4,11 +4,13 @@ import pandas as pd
 import pytest
 import torch
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from seaborn.utils import relative_luminance
 
 from ropelab.bench import records
 from ropelab.bench.projection import ALONE, COMPUTED, COPY, KERNEL, OURS, PRODUCT
 from ropelab.bench.projection_law import Machine, Product
-from ropelab.study.plots import gpus
+from ropelab.study.plots import gpus, marks
 from ropelab.study.topics.projection import figures, findings, kept
 
 MACHINE = Machine(flops=700e12, bandwidth=3e12, launch_us=2.0)
@@ -69,6 +71,17 @@ def test_findings_speak_of_one_gpu_each():
     first, second = findings.by_gpu(frame, findings.law_sentence, findings.best_sentence)
     assert first.startswith("H100: From") and second.startswith("H200: From")
     assert first.endswith(findings.best_sentence(made())) and findings.law_sentence(made()) in first
+
+
+def test_numbers_in_cells_have_contrast():
+    """Small text needs a contrast of 4.5 (WCAG 2.2); black or white reaches it on every colour."""
+    rows = pd.DataFrame([[-4.0, -1.5, None], [0.0, 1.5, 4.0]])
+    ax = Figure().subplots()
+    marks.cells(ax, rows, cmap="PuOr", vmin=-4, vmax=4)
+    faces = ax.collections[0].get_facecolors()[rows.notna().to_numpy().ravel()]
+    for text, face in zip(ax.texts, faces, strict=True):
+        low, high = sorted(relative_luminance(color) for color in (text.get_color(), face))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, text.get_text()
 
 
 def test_figures_show_every_gpu():

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from seaborn.utils import relative_luminance
 
 from ropelab.study.plots.looks import COLORBLIND
 
@@ -12,6 +14,8 @@ ACROSS = ("axes fraction", "data")
 """The coordinates of a remark beside a row: x as a part of the axes' width, y in the data's units."""
 COPY = {"color": "black", "linestyle": "--", "linewidth": 1.2, "zorder": 1, "label": "best copy"}
 """The look of the line at the time, or at the bytes per second, of a copy."""
+_EVEN = (1.05 * 0.05) ** 0.5 - 0.05
+"""The relative luminance with the same contrast to black and to white (WCAG 2.2, contrast ratio)."""
 _WHITE = {"markeredgecolor": "white", "markeredgewidth": 0.5}
 
 
@@ -85,6 +89,11 @@ def cells(ax: Axes, table: pd.DataFrame, texts=True, *, size: float = 8, labels:
     """
     shown = {"annot": texts, "fmt": ".2f" if texts is True else "", "annot_kws": {"size": size}}
     sns.heatmap(table, ax=ax, cbar=False, linewidths=0.5, **shown, **colors)
+    mesh = ax.collections[0]
+    mesh.update_scalarmappable()
+    faces = mesh.get_facecolors()[~np.ma.getmaskarray(mesh.get_array()).ravel()]  # an empty cell has no text
+    for text, face in zip(ax.texts, faces, strict=True):
+        text.set_color("black" if relative_luminance(face) > _EVEN else "white")
     ax.set(xlabel="", ylabel="")
     ax.tick_params(length=0, rotation=0, labelsize=labels)
     ax.grid(False)
