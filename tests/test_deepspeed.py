@@ -353,33 +353,7 @@ def test_the_cases_are_those_of_the_callers():
 # ---------------------------------------------------------------------------------------------- the figures
 
 
-def caller_frame(ours_us=20.0):
-    """A record as callers.callers() makes it."""
-    rows = []
-    for case in callers.cases():
-        for direction in ("forward", "backward"):
-            for name, us, launched in (
-                (callers.TORCHEMBED, 200.0, 4),
-                (callers.FORMULA, 220.0, 5),
-                (callers.OURS, ours_us, 1),
-            ):
-                rows.append({
-                    "caller": case.name, "in_tree": case.in_tree, "t": str(case.t), "tables": str(case.tables),
-                    "dtype": str(case.dtype), "table_dtype": str(case.table_dtype), "direction": direction,
-                    "contender": name, "status": "ok", "launches": launched, "tensor_bytes": 100, "extra_bytes": 100,
-                    "median_us": us, "copy_us": 18.0, "fraction_of_copy": 18.0 / us,
-                })  # fmt: skip
-    return pd.DataFrame(rows)
-
-
 def test_the_figures_say_what_the_records_say(tmp_path):
-    for frame, phrase in (
-        (caller_frame(), "ropelab is 10.0 times as fast as DeepSpeed with torchembed. In a forward ropelab launches 1"),
-        (caller_frame(ours_us=400.0), "is 0.5 times as fast"),
-    ):
-        fig = figures.callers(frame, "footer")
-        assert phrase in said(fig)
-        fig.savefig(tmp_path / "figure.png")
     for frame, phrase in (
         (record("deepspeed_correctness"), "torchembed 0.3.0 is off by up to 1.42 times its norm"),
         (changed("deepspeed_correctness", gradient_error=4e-8)(), "of every version is right"),

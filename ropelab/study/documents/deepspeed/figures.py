@@ -1,9 +1,8 @@
-"""Draw the figures of DeepSpeed#8052: callers, gradients, launches, and bytes per second.
+"""Draw the figures of DeepSpeed#8052: shapes, gradients, launches, and bytes per second.
 
 The titles are computed from the records. ``footer`` names the machine and the date (`ropelab.study.plots.registry`).
 """
 
-import textwrap
 from collections.abc import Callable
 
 import numpy as np
@@ -97,60 +96,6 @@ def gradients(correctness: pd.DataFrame, footer: str = "") -> Figure:
     return panels.finish("sequence length (tokens)", "relative error (L2), float32", legend=3)
 
 
-def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The speed of each caller's call as a fraction of a copy, with the launches and the extra memory of a forward."""
-    timed = frame[frame.status == "ok"]
-    own = timed[timed.in_tree]
-    ours, theirs = (own[own.contender == name] for name in (who.OURS, who.TORCHEMBED))
-    keys = ["caller", "direction"]
-    ratio = (theirs.set_index(keys).median_us / ours.set_index(keys).median_us).dropna()
-    faster, *launches = (
-        drawing.value_range(values, spec)
-        for values, spec in (
-            (ratio, ".1f"),
-            *((rows[rows.direction == "forward"].launches, ".0f") for rows in (ours, theirs)),
-        )
-    )
-    title = (
-        f"For DeepSpeed's own callers ropelab is {faster} times as fast as DeepSpeed with torchembed. In a forward "
-        f"ropelab launches {launches[0]} kernels and DeepSpeed {launches[1]}"
-    )
-    frame = frame.assign(row=_labels(frame))
-    place = marks.places(frame.row)
-    contenders = drawing.ordered(frame.contender, (who.TORCHEMBED, who.FORMULA, who.OURS))
-    panels = grid(1, 1, (11.5, 0.6 * len(place) + 0.9), title, footer)
-    ax = panels.axes[0, 0]
-    for name, offset in zip(contenders, np.linspace(0.27, -0.27, len(contenders)), strict=True):
-        rows = frame[(frame.contender == name) & (frame.direction == "forward")]
-        y, reached = place[rows.row] + offset, rows.fraction_of_copy.fillna(0)
-        marks.bars(ax, y, reached, 0.25, color=_LOOKS.color(name), label=f"{name}, forward")
-        back = timed.index[(timed.contender == name) & (timed.direction == "backward")]
-        look = {"marker": "d", "color": _LOOKS.color(name), "markeredgecolor": "black"}
-        marks.dots(ax, frame.fraction_of_copy[back], place[frame.row[back]] + offset, look, markersize=5,
-                   label="backward" if name == who.OURS else None)  # fmt: skip
-        beyond = frame[(frame.contender == name) & (frame.direction == "backward")].set_index("row").fraction_of_copy
-        right = np.maximum(reached, beyond.reindex(rows.row).fillna(0).to_numpy())
-        marks.beside(ax, right, y, [_what_runs(row) for row in rows.itertuples()], gap=7, size=7.5, zorder=4,
-                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # fmt: skip
-    marks.one(ax, zorder=3)  # below the text
-    ax.set_yticks(place, place.index)
-    ax.set(xlim=(0, 1.4))
-    return panels.finish("fraction of the best copy of t", legend=4)
-
-
-def _labels(frame: pd.DataFrame) -> pd.Series:
-    """The label of each caller: the shapes, and a mark on the callers in DeepSpeed's tree."""
-    dtypes = np.where(frame.dtype == frame.table_dtype, "", "\nfp16 with fp32 tables")
-    return frame.t + " with " + frame.tables + dtypes + np.where(frame.in_tree, "\nin DeepSpeed's tree", "")
-
-
-def _what_runs(row) -> str:
-    if row.status != "ok":
-        return textwrap.shorten(row.status, 64, placeholder=" …")
-    extra = row.extra_bytes / row.tensor_bytes
-    return f"{row.launches:.0f} launch{'es' * (row.launches > 1)}, {extra:.1f} tensors extra"
-
-
 def paths(launches: pd.DataFrame, footer: str = "") -> Figure:
     """The raw kernel beside the ways DeepSpeed reaches it: time in copies, launches and extra memory."""
     frame = launches.assign(copies=launches.median_us / launches.copy_us)
@@ -181,7 +126,6 @@ def paths(launches: pd.DataFrame, footer: str = "") -> Figure:
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     **table_figures.FIGURES,
     "deepspeed_gradients": (("deepspeed_correctness",), gradients),
-    "deepspeed_callers": (("deepspeed_callers",), callers),
     "deepspeed_paths": (("deepspeed_launches",), paths),
 }
 """The name of a figure -> the studies, and the function that draws their tables with a footer."""
