@@ -155,12 +155,6 @@ IN_WORDS = {
 """Names of columns in the words of the chapter."""
 
 
-def packings(kernels: pd.DataFrame, step: str) -> pd.DataFrame:
-    """The times of table B, without the columns in which its packings do not differ."""
-    table = times(kernels, step).query("part == 'table B'")
-    return table.drop(columns=["part", "kind", "tokens", "freqs_len", "cp_size", "cp_rank"]).rename(columns=IN_WORDS)
-
-
 def costly(table: pd.DataFrame, name: str) -> pd.DataFrame:
     """The columns of `missed` that name the packing, the choice of the heuristic and its cost."""
     found = missed(table, name)[[*CELL[1:], name, f"{name}_costs"]]
@@ -173,13 +167,6 @@ def layer_spans(layer: pd.DataFrame) -> pd.DataFrame:
     whole = layer[(layer.what == LAYER) & is_right(layer)]
     ms = whole[["q20_us", "median_us", "q80_us"]].div(1000).set_axis(["least", "middle", "most"], axis=1)
     return whole[["n_seqs", "contender"]].join(ms)
-
-
-def layer_times(layer: pd.DataFrame) -> pd.DataFrame:
-    """The milliseconds of `layer_spans` in words: a row for each n_seqs, a column for each contender."""
-    spans = layer_spans(layer)
-    ms = [f"{row.middle:.2f} ({row.least:.2f} to {row.most:.2f})" for row in spans.itertuples()]
-    return spans.assign(ms=ms).pivot(index="n_seqs", columns="contender", values="ms").reset_index()
 
 
 def sum_effects(kernels: pd.DataFrame) -> pd.DataFrame:

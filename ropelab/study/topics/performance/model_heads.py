@@ -70,17 +70,6 @@ def faster(frame: pd.DataFrame) -> pd.DataFrame:
     return ahead[[*identity, "contender", "median_us", "ours_us", "ours_over_theirs", "leaves_rest", "limits"]]
 
 
-def in_words(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with one column in words, ``call``, in the place of the columns that identify a call."""
-    texts = rows.reindex(columns=["cell", "storage", "layout", "seq_format", "dtype", "positions"]).astype(object)
-    texts = texts.fillna("").replace({"none": "", "contiguous": ""})
-    in_place = rows.in_place.map({True: "in place", False: ""})
-    words = [", ".join(filter(None, row)) for row in zip(*(texts[name] for name in texts), in_place, strict=True)]
-    kept = rows.drop(columns=[*texts, "in_place", "model"], errors="ignore")
-    kept.insert(0, "call", words)
-    return kept.rename(columns={"median_us": "µs", "allowed_us": "allowed, µs"})
-
-
 NARROW, REGISTERS, SPILLS, SMALL, NOTHING = (
     "accesses below 16 bytes", "registers leave room for fewer than 32 of 64 warps", "registers in local memory",
     "less than 16 MB", "none of these",
