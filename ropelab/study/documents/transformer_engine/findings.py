@@ -193,7 +193,7 @@ def sum_counts(kernels: pd.DataFrame) -> str:
     effects = sum_effects(kernels)
     added = effects.added_us[~effects.contender.map(label).str.contains("model")]
     return (
-        f"{_whose(kernels)}The sum and its gradient add {value_range(added, '.0f')} µs to the kernels, and the "
+        f"The sum and its gradient add {value_range(added, '.0f')} µs to the kernels, and the "
         f"document's times contain them. Without the sum the largest speed-up of the new grid over the old grid is "
         f"{ratios[0]:.0f} instead of {ratios[1]:.0f}."
     )
@@ -209,14 +209,6 @@ def whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
         if pair.basis is Basis.MODEL
         else f"both grids come from the file of the {pair.words}"
     )
-
-
-def _whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
-    """The source of the grids as a sentence; "" where they come from the document's own file."""
-    if chosen(kernels, allowed).basis is Basis.CODE:
-        return ""
-    said = whose(kernels, allowed)
-    return f"{said[0].upper()}{said[1:]}. "
 
 
 def beside_the_packages(table: pd.DataFrame) -> str:
@@ -246,7 +238,7 @@ def table_b_counts(kernels: pd.DataFrame) -> str:
         return ", and ".join(each)
 
     return (
-        f"{_whose(kernels)}From {table.n_seqs.min():,} to {table.n_seqs.max():,} sequences in "
+        f"From {table.n_seqs.min():,} to {table.n_seqs.max():,} sequences in "
         f"{table.tokens.iloc[0]:,} tokens, both passes take {times_of(ours)}. "
         f"They take {times_of({NEW: 'the new grid', OLD: 'the old grid'})}."
     )
@@ -266,9 +258,7 @@ def skew_counts(kernels: pd.DataFrame) -> str:
     table = choices(kernels)
     table = table[table.kind == "skewed"]
     each = [f" The {name} heuristic {missed_words(table, name)}." for name in HEURISTICS]
-    return (
-        f"{_whose(kernels, FORCED)}One long sequence among short sequences needs a table of its length.{''.join(each)}"
-    )
+    return f"One long sequence among short sequences needs a table of its length.{''.join(each)}"
 
 
 def block_price(fit: pd.DataFrame) -> str:
@@ -284,7 +274,7 @@ def blocks_count(kernels: pd.DataFrame) -> str:
         return ""
     row = fit.loc[fit.dead_blocks.idxmax()]
     return (
-        f"{_whose(kernels)}The old grid takes {block_price(fit)}. "
+        f"The old grid takes {block_price(fit)}. "
         f"{row.dead_blocks:,} empty blocks take {row.beyond_us / 1000:,.0f} ms.{_beside_a_token(fit)}"
     )
 
@@ -309,7 +299,7 @@ def layer_counts(layer: pd.DataFrame) -> str:
         if name in table
     ]
     said = f"In the layer the rotation of q and k alone takes {', '.join(parts)}."
-    return " ".join(filter(None, (f"{_whose(layer)}{said}", _added(layer), _beside_the_new_grid(layer))))
+    return " ".join(filter(None, (said, _added(layer), _beside_the_new_grid(layer))))
 
 
 def _added(layer: pd.DataFrame) -> str:
