@@ -1,4 +1,4 @@
-"""Draw the figures of DeepSpeed#8052: shapes, gradients, launches, and bytes per second.
+"""Draw the figures of DeepSpeed#8052: gradients, launches, and bytes per second.
 
 The titles are computed from the records. ``footer`` names the machine and the date (`ropelab.study.plots.registry`).
 """
@@ -7,64 +7,20 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from ropelab.study.documents.deepspeed import callers as who
 from ropelab.study.documents.deepspeed import table_figures
-from ropelab.study.documents.deepspeed.evidence import PAST_THE_TABLES
 from ropelab.study.documents.deepspeed.findings import digits
 from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import grid
 
-_RIGHT = ("kernel", "formula", "as the formula: an error")
-_OUTCOMES = (*_RIGHT, "kernel, wrong result", PAST_THE_TABLES)
-_SHADES = ListedColormap([COLORBLIND[place] for place in (2, 9, 7, 3, 1)])
-_VERSIONS = {
-    "first": ("the first version", "first\nversion"),
-    "merged": ("the merged version", "merged\nversion"),
-    "ropelab": ("ropelab", "ropelab"),
-}
-"""Each version of the evidence deepspeed_dispatch -> its name in a sentence, and above its column."""
 _NAMES = {"torchembed": (who.TORCHEMBED, "raw kernel"), "eager": (who.FORMULA, "plain formula")}
 _LOOKS = CONTENDERS.extended(
     {name: CONTENDERS.known[known] for known, names in _NAMES.items() for name in names},
     other=CONTENDERS.known["torchembed API"][1:],  # of the paths through the package
 )
-
-
-def gates(dispatch: pd.DataFrame, footer: str = "") -> Figure:
-    """A cell for each shape and version: the kernel, the formula, or a wrong result."""
-    frame = dispatch.assign(what=dispatch.apply(_what, axis=1))
-    table = frame.pivot(index="caller", columns="version", values="what")
-    shown = [version for version in _VERSIONS if version in table]  # the first needs the file of a commit
-    table = table.reindex(index=dict.fromkeys(frame.caller), columns=shown)
-    in_tree = frame[frame.in_tree & (frame.tokens > 1)]
-    wrong = {version: int((~rows.what.isin(_RIGHT)).sum()) for version, rows in frame.groupby("version")}
-    fused = in_tree[in_tree.what == "kernel"].groupby("version").size()
-    total = len(in_tree) // in_tree.version.nunique()
-    counts = ", ".join(f"{wrong[version]} in {_VERSIONS[version][0]}" for version in shown)
-    title = (
-        f"After the merge the kernel runs for {fused.get('merged', 0)} of {total} shapes of DeepSpeed's own callers, "
-        f"with ropelab for {fused.get('ropelab', 0)}. Wrong results among {len(table)} shapes: {counts}"
-    )
-    panels = grid(1, 1, (11.5, 0.42 * len(table) + 1.2), title, footer)
-    ax = panels.axes[0, 0]
-
-    marked = frame.drop_duplicates("caller").set_index("caller").in_tree.reindex(table.index)
-    labels = [f"{name}  (in DeepSpeed's tree)" if mark else name for name, mark in marked.items()]
-    kinds = table.map(_OUTCOMES.index).set_axis(labels).set_axis([_VERSIONS[version][1] for version in shown], axis=1)
-    marks.cells(ax, kinds, table, labels=9, cmap=_SHADES, vmin=-0.5, vmax=len(_OUTCOMES) - 0.5)
-    return panels.finish()
-
-
-def _what(row) -> str:
-    if row.outcome == "equal":
-        if row.expected == "an error":
-            return "as the formula: an error"
-        return "kernel" if row.gate_open else "formula"
-    return PAST_THE_TABLES if row.outcome == PAST_THE_TABLES else "kernel, wrong result"
 
 
 def gradients(correctness: pd.DataFrame, footer: str = "") -> Figure:

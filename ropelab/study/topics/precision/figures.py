@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ropelab.study.plots import drawing, marks, ticks
+from ropelab.study.plots import drawing, ticks
 from ropelab.study.plots.looks import COLORBLIND, Looks
 from ropelab.study.plots.panels import Panels, facet, grid
 from ropelab.study.topics.precision import findings
@@ -100,24 +100,6 @@ def attention(found: pd.DataFrame, footer: str = "") -> Figure:
     left.set(ylabel="largest error of a score (logit)", title="Scores before the softmax")
     right.set(ylabel="share of the attention moved", title="Attention weights: share that goes to other keys")
     return _finish(panels, "position of the query (tokens; largest of each octave)")
-
-
-def models(found: pd.DataFrame, footer: str = "") -> Figure:
-    """The right bits of a rotated pair at every model's longest context (rows), for each method (columns)."""
-    bits = found.pivot(index="model", columns="method", values="bits")
-    bits = bits.reindex(index=list(dict.fromkeys(found.model)), columns=list(dict.fromkeys(found.method)))
-    lengths = found.drop_duplicates("model").set_index("model").length
-    bits = bits.loc[lengths.sort_values(kind="stable").index]
-    size = (4.4 + 1.15 * bits.shape[1], 0.3 * len(bits) + 0.9)
-    panels = grid(1, 1, size, findings.models_sentence(found), footer)
-
-    names = [f"{name}   {lengths[name]:,}" for name in bits.index]
-    texts = bits.map(lambda value: f"{value:.1f}" if value else "none")
-    shown = bits.set_axis(names).set_axis(bits.columns.str.replace(" ", "\n", n=1), axis=1)
-    marks.cells(panels.axes[0, 0], shown, texts, size=9, labels=9, cmap="cividis", vmin=0, vmax=24)
-    return panels.finish(
-        "right bits of a rotated pair (worst plane and position) at the model's longest context, in tokens"
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------- helpers

@@ -395,6 +395,12 @@ def models(chosen: Mapping[str, Model] = MODELS, samples: int = SAMPLES, methods
     return pd.DataFrame(rows)
 
 
+def right_bits(found: pd.DataFrame) -> pd.DataFrame:
+    """The right bits of `models`: a row for each length and model, the shortest first, and a column for each method."""
+    table = found.pivot_table(index=["length", "model"], columns="method", values="bits", sort=False)
+    return table.sort_index(level="length", sort_remaining=False)
+
+
 # ------------------------------------------------------------------------------------------------------- the reference
 
 
