@@ -313,6 +313,28 @@ def rows_of_tables(q, k, cos, sin, unsqueeze_dim=1):
     return huggingface(q, k, *(table.flatten(0, 1)[rows] for table in (cos, sin)), unsqueeze_dim)
 
 
+class SinesTurnedBack(torch.autograd.Function):
+    """Negate the gradient of the sines, or double it."""
+
+    @staticmethod
+    def forward(ctx, sin, factor):
+        ctx.factor = factor
+        return sin.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.factor * grad, None
+
+
+@pytest.mark.parametrize("factor, said", [(-1, "has the wrong sign"), (2, "is 2 times the right one")])
+def test_a_gradient_of_one_table_is_told_apart(factor, said):
+    def rope(q, k, cos, sin, unsqueeze_dim=1):
+        return huggingface(q, k, cos, SinesTurnedBack.apply(sin, factor), unsqueeze_dim)
+
+    result = verify(rope, "huggingface", laws=["table_gradients"], diagnose=False)["table_gradients"]
+    assert result.status == "fail" and result.counterexample.what == f"<sines, their gradient from q, which {said}>"
+
+
 def order_applied_twice(x, positions):
     """Compute rising angles, and bring them back by the order that made them rise, in place of its inverse."""
     order = positions.argsort(-1)

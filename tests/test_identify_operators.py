@@ -154,15 +154,20 @@ class OwnEps(Operator):
         return super().norm(x, weight, 3e-5, offset, wide)
 
 
-@says("q is normalized by the mean square of the features that rotate",
-      "the stored k is normalized by the mean square of the features that rotate", rotary_dim=8)  # fmt: skip
+@says("q is normalized by the mean square of the features that rotate for heads of 16 features",
+      "the stored k is normalized by the mean square of the features that rotate for heads of 16 features",
+      rotary_dim=8)  # fmt: skip
 class MeanOfRotatingFeatures(Operator):
     def norm(self, x, weight, eps, offset, wide):
         mean = x.to(wide)[..., :8].square().mean(-1, keepdim=True)
         return x.to(wide) * torch.rsqrt(mean + eps) * (weight.to(wide) + offset)
 
 
-@says("q is normalized in the features that rotate only, by their own mean square", convention=NORMED, rotary_dim=8)
+@says(
+    "q is normalized in the features that rotate only, by their own mean square for heads of 16 features",
+    convention=NORMED,
+    rotary_dim=8,
+)
 class NormOfRotatingFeatures(Operator):
     def norm(self, x, weight, eps, offset, wide):
         turned = super().norm(x[..., :8], weight[:8], eps, offset, wide)
@@ -233,6 +238,14 @@ def weights_alone(q, weights, *, weights_out, weight_scale, **options):
 
 SAYS["weights_without_the_scale"] = weights_alone, "rope_and_quantize_indexer", (
     "the stored k has right features, and its weights lack the scale of the query",), {}  # fmt: skip
+
+
+@says("the stored v is not written: the slots keep their contents in features >= 64", "the stored k is right",
+      convention="mla_rope_and_cache")  # fmt: skip
+class LatentOfOneBlock(Operator):
+    def write(self, cache, slots, rows, scale, other):
+        wide = cache.shape[-1] > 32  # the latent, beside the key
+        super().write(cache[..., :64] if wide else cache, slots, rows[..., :64] if wide else rows, scale, other)
 
 
 def identified(operator, convention, **options):

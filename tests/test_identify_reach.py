@@ -296,12 +296,91 @@ def v_without_a_gradient(x, weight, **options):
     return q, k, v.detach()
 
 
+def whole_blocks(count, block):
+    return count // block * block if count >= block else count
+
+
+@reached("huggingface", "is not rotated behind the last full block of 4 heads, if there is one", q_heads=6)
+def heads_of_whole_blocks(q, k, cos, sin, unsqueeze_dim=1):
+    turned = correct.huggingface(q, k, cos, sin, unsqueeze_dim)
+    axis = 2 - (unsqueeze_dim == 1)
+    counts = [whole_blocks(x.shape[axis], 4) for x in (q, k)]
+    left = (x.narrow(axis, n, x.shape[axis] - n) for x, n in zip((q, k), counts, strict=True))
+    return tuple(torch.cat((y.narrow(axis, 0, n), z), axis) for y, z, n in zip(turned, left, counts, strict=True))
+
+
+@reached("plain", "is not rotated behind the last full block of 4 pairs", rotary_dim=12, head_dim=12)
+def pairs_of_whole_vectors(x, positions):
+    a, b = correct.plain(x, positions).chunk(2, -1)
+    first = whole_blocks(a.shape[-1], 4)
+    left = x.chunk(2, -1)
+    return torch.cat([part for y, z in zip((a, b), left, strict=True) for part in (y[..., :first], z[..., first:])], -1)
+
+
+@reached("plain", "is not rotated from the largest power of two of tokens on")
+def largest_power_of_two(x, positions):
+    return left_from(x, positions, lambda count: 1 << (count.bit_length() - 1) if count else 0)
+
+
+@reached("plain", "is not rotated in pairs of a token >= 21, counted over its heads")
+def threads_of_a_block(x, positions):
+    y, left = (z.unflatten(-1, (2, -1)).transpose(-3, -2).flatten(-2) for z in (correct.plain(x, positions), x))
+    y = torch.cat((y[..., :21], left[..., 21:]), -1)
+    return y.unflatten(-1, (x.shape[2], -1)).transpose(-3, -2).flatten(-2)
+
+
+@reached("plain", "brings sorted positions back by the order that sorts them, in place of its inverse")
+def order_applied_again(x, positions):
+    order = positions.argsort(dim=-1, stable=True)
+    return correct.plain(x, positions.gather(-1, order).gather(-1, order))
+
+
+FURTHER = "takes sines 2 columns further, in memory of rows of cosines and then sines, where 12 features rotate"
+
+
+@reached("vllm", FURTHER)
+def sines_of_a_padded_column(positions, query, key, head_size, cos_sin_cache, is_neox):
+    count = cos_sin_cache.shape[1] // 2
+    start = -(-count // 4) * 4
+    memory = torch.cat((cos_sin_cache.flatten(), cos_sin_cache.new_zeros(8)))
+    rows = 2 * count * torch.arange(len(cos_sin_cache))[:, None] + torch.arange(count)
+    cache = torch.cat((memory[rows], memory[rows + start]), 1)
+    correct.vllm(positions, query, key, head_size, cache, is_neox)
+
+
+@reached("deepspeed", "is off by the roundings of up to 4 more operations")
+def differences_of_large_numbers(t, freqs_cos, freqs_sin):
+    turned = correct.deepspeed(t, freqs_cos, freqs_sin)
+    return t + (turned - t)
+
+
+@reached("vllm", "is not rotated in tokens >= 1024")
+def a_grid_of_1024_tokens(positions, query, key, head_size, cos_sin_cache, is_neox):
+    first = slice(0, 1024)
+    correct.vllm(positions[first], query[first], key[first], head_size, cos_sin_cache, is_neox)
+
+
+@reached(
+    "flash_attn", "counts documents that begin at one token once, so that later documents begin where earlier ones"
+)
+def empty_documents_not_counted(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, **of):
+    if cu_seqlens is None:
+        return correct.flash_attn(x, cos, sin, interleaved, seqlen_offsets=seqlen_offsets)
+    token = torch.arange(len(x))
+    starts = cu_seqlens[1:-1].unique()
+    number = (token[:, None] >= starts).sum(1)
+    offsets = torch.as_tensor(seqlen_offsets).expand(len(cu_seqlens) - 1)
+    rows = (token - cu_seqlens[number] + offsets[number.clamp(max=len(offsets) - 1)]).clamp(max=len(cos) - 1)
+    return correct.turn(x, cos[rows][:, None], sin[rows][:, None], "interleaved" if interleaved else "split_half")
+
+
 @pytest.mark.parametrize("name", REACHED)
 def test_it_is_described(name):
     function, convention, says, options = REACHED[name]
     found = identified(function, convention, **options)
     assert found.proven, found
-    assert says in [f"{deviation.words} {deviation.scope.words}".strip() for deviation in found.deviations], found
+    told = [f"{deviation.words} {deviation.scope.words}".strip() for deviation in found.deviations]
+    assert any(line.startswith(says) for line in told), found
 
 
 def test_an_overwritten_input_is_no_memory_of_a_call():

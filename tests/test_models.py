@@ -295,6 +295,36 @@ def test_angles_that_the_configuration_does_not_state(made, broken, said):
     assert report.verdict == "wrong"
 
 
+def a_table_of(rows):
+    """Llama whose positions beyond the last row of a table read the last row."""
+    return with_rotary(tiny_model("llama"), positions=lambda p: p.clamp(max=rows - 1))
+
+
+class Exchanged(torch.nn.Module):
+    def __init__(self, rotary):
+        super().__init__()
+        self.rotary = rotary
+
+    def forward(self, *given, **options):
+        return self.rotary(*given, **options)[::-1]
+
+
+def sines_for_cosines():
+    tiny = tiny_model("mistral")
+    tiny.model.model.rotary_emb = Exchanged(tiny.model.model.rotary_emb)
+    return tiny
+
+
+@pytest.mark.parametrize("made, said", [
+    (partial(a_table_of, 24), "positions beyond 23 turn by position 23"),
+    (sines_for_cosines, "cosines and sines are exchanged"),
+    (lambda: with_rotation("llama", by_heads), "head h turns by the position plus h"),
+])  # fmt: skip
+def test_angles_that_follow_a_rule(made, said):
+    report = verify_model(made(), laws_of=unjudged)
+    assert report.verdict == "wrong" and said in str(report), str(report)
+
+
 @pytest.mark.parametrize("rope", [YARN, YARN | {"attention_factor": 1.5}, {"rope_type": "linear", "factor": 3.0,
                                                                           "rope_theta": 500.0}])  # fmt: skip
 def test_scaled_angles_of_a_right_model(rope):
@@ -349,6 +379,19 @@ def last_features(rotate, layer, q, k, cos, sin, **options):
     rest = q.shape[-1] - cos.shape[-1]
     turned = rotate(q[..., rest:], k[..., rest:], cos, sin, **options)
     return tuple(torch.cat((x[..., :rest], y), -1) for x, y in zip((q, k), turned, strict=True))
+
+
+def by_heads(rotate, layer, q, k, cos, sin, **options):
+    """Turn head h by the position plus h."""
+    theta = 10000.0 ** -(torch.arange(0, cos.shape[-1], 2).double() / cos.shape[-1]).repeat(2)
+    return tuple(by_head(x, cos, sin, (torch.arange(x.shape[1])[:, None, None] * theta).to(x.dtype)) for x in (q, k))
+
+
+def by_head(x, cos, sin, more):
+    cos, sin = cos[:, None], sin[:, None]
+    c, s = cos * more.cos() - sin * more.sin(), sin * more.cos() + cos * more.sin()
+    half = x.shape[-1] // 2
+    return x * c + torch.cat((-x[..., half:], x[..., :half]), -1) * s
 
 
 def without_a_function(*given, sense=1):
@@ -523,6 +566,18 @@ class OfAngles(OwnRope):
         return rotated((q, k), torch.complex(cos, sin))
 
 
+class Tail(OwnRope):
+    """The last features turn, in pairs of halves, and values pass."""
+
+    def forward(self, q, k, positions):
+        cos, sin = (table[..., ::2] for table in self.tables(positions, q.dtype))
+        return self.rotate(q, k, k, cos, sin)[:2]
+
+    def rotate(self, q, k, v, cos, sin):
+        q, k = (torch.cat((x[..., :8], self.turn_q(x[..., 8:], cos, sin)), -1) for x in (q, k))
+        return q, k, v
+
+
 def k_alone(x, cos, sin):
     """Leave a single token as it is."""
     return halves(x, cos, sin) if x.shape[1] > 1 else x
@@ -585,6 +640,15 @@ def test_a_rotation_without_a_known_convention_is_right(kind, turn):
     report = verify_model(tiny_lm(kind(turn, turn)))
     assert report.verdict == "right", str(report)
     assert all(f.convention.startswith("called as in the model, with") for f in report.functions)
+
+
+@pytest.mark.parametrize("turn", [halves, neighbours])
+def test_the_last_features_may_turn_and_values_pass(turn):
+    model = tiny_lm(Tail(turn, turn))
+    model.config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    report = verify_model(model)
+    assert report.verdict == "right" and outcomes(report)["angles_of_the_configuration"] == "pass", str(report)
+    assert report.functions[0].rotary_dim == 8 and report.functions[0].head_dim == 16
 
 
 def test_an_architecture_whose_tables_are_joined(torch_backend):

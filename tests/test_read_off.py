@@ -14,6 +14,7 @@ from ropelab.conformance.declared import declare
 from ropelab.conformance.faults import correct
 from ropelab.conformance.identify import identify
 from ropelab.conformance.identify.evidence import Answer
+from ropelab.conformance.identify.plain import plain
 from ropelab.conformance.identify.questions import questions
 from ropelab.conformance.identify.read_off import read
 from ropelab.conformance.surroundings import Surroundings
@@ -324,6 +325,18 @@ def test_the_heads_that_normalize_are_named(seed):
 def test_a_layer_norm_is_named():
     words, _ = operator(norm_rope(layer=True))
     assert "q is normalized with its mean subtracted, as by a layer norm" in words
+
+
+def test_a_place_is_no_hull():
+    """A statement about places holds for every number there: of head 1, features 2 and 3 only."""
+    right, wrong = np.ones((1, 3, 4)), np.zeros((1, 3, 4), bool)
+    wrong[0, 1, 2:] = wrong[0, 2] = True
+    y, nouns = np.where(wrong, 0.0, right), ("token", "head", "feature")
+    told = next(plain(y, wrong, [("x", right, 0 * right)], {}, nouns, 4))
+    assert told == "is zero in features 2, 3 of head 1 and in head 2"
+    scattered = np.indices(right.shape).sum(0) % 2 == 0
+    told = next(plain(np.where(scattered, 0.0, right), scattered, [("x", right, 0 * right)], {}, nouns, 4))
+    assert "features 0, 2 of heads 0, 2" in told and "features 1, 3 of head 1" in told
 
 
 def test_a_right_operator_shows_nothing():

@@ -45,7 +45,8 @@ def _does(measured: Mapping[str, Any] | None, broken: list[Mapping[str, Any]]) -
         yield from (f"  - {name} is right" for name in measured["right"])
     elif measured is not None and (measured["facts"] or measured["unexplained"]):
         yield "No description reproduces all answers of the function. It is known that"
-        yield from (f"  - {line}" for line in (*measured["facts"], *measured["unexplained"])[:FEW])
+        lines = [*measured["facts"], *measured["unexplained"]]
+        yield from (f"  - {line}" for line in sorted(lines, key=lambda line: line.endswith(" is right"))[:FEW])
     else:
         first = next(result for result in broken if result["status"] == "fail")
         yield f"The function breaks the law {first['law']}: {first['statement']}"

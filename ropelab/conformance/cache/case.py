@@ -117,6 +117,11 @@ class CacheCase(Case):
         return found
 
 
+def in_request(slots: torch.Tensor, page_size: int) -> torch.Tensor:
+    """Return the places of tokens in two requests, where token i is in request i % 2, and each token begins a page."""
+    return torch.arange(len(slots)) // 2 * page_size + slots.cpu().clamp(min=0) % page_size
+
+
 def bits(x: torch.Tensor) -> torch.Tensor:
     """Return the bits of the elements of ``x`` as integers: a view of any strides."""
     return x.view(_BITS[x.itemsize])

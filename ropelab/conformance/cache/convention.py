@@ -149,8 +149,11 @@ class CacheConvention:
         raise NotImplementedError
 
     def tables(self, implementation: Implementation, case: CacheCase) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the cosines and sines that the caller passes: ``[ROWS, R/2]``."""
-        return implementation.tables(case, ROWS)
+        """Return the cosines and sines that the caller passes: ``[4 ROWS, R/2]``.
+
+        Slots and places in a request are rows as well, so that an operator that takes them for positions has results.
+        """
+        return implementation.tables(case, 4 * ROWS)
 
     def angles(self, implementation: Implementation, case: CacheCase) -> dict[str, torch.Tensor]:
         """Return the keyword arguments that determine the angles: ``cos`` and ``sin``, or ``frequencies``."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ropelab.conformance.cache.block_scales import BLOCK_SCALES
-from ropelab.conformance.cache.case import bits
+from ropelab.conformance.cache.case import bits, in_request
 from ropelab.conformance.cache.convention import CacheConvention, Written, is_float8, positions_of
 from ropelab.conformance.case import Broken, NotApplicable
 from ropelab.conformance.convention import Arguments
@@ -376,7 +376,7 @@ def _pages(case, page_size: int, device: torch.device) -> tuple[torch.Tensor, ..
     page_of_request = torch.arange(len(slots)) // 2
     indices = torch.empty(len(slots), dtype=torch.int64)
     indices[indptr[request] + page_of_request] = slots.clamp(min=0) // page_size
-    positions = page_of_request * page_size + slots.clamp(min=0) % page_size
+    positions = in_request(slots, page_size)
     request = torch.where(slots < 0, -1, request)
     return tuple(x.to(device, torch.int32) for x in (indices, indptr, request, positions))
 

@@ -7,6 +7,7 @@ The words are in `mistakes` and `scale_mistakes`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -21,15 +22,20 @@ from ropelab.conformance.cache.mistakes import SLOTS, STRIDES, measured, mistake
 from ropelab.conformance.cache.read_off import facts as facts_of
 from ropelab.conformance.cache.read_off import hypotheses, places
 from ropelab.conformance.cache.scale_mistakes import Hypothesis, other_format
-from ropelab.conformance.cache.seen import PARTS, K, Seen, V, held, off
+from ropelab.conformance.cache.seen import PARTS, RETURNED, SCALES, K, Q, Seen, V, held, off
 from ropelab.conformance.cache.subject import CacheSubject
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.identify.deviation import Deviation, Scope
+from ropelab.conformance.identify.extents import rules
 from ropelab.conformance.identify.identification import Identification
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 
 SEEDS = (0, 1, 2)
-"""The last seed is for the proof."""
+"""The last seed is for the proof, and so is a larger call."""
+LARGER = 3
+"""The first seed of calls with more tokens, heads or features, of which a description has to hold as well."""
+BLOCKS = (32, 8)
+"""Numbers of slots of a block beside the usual 16."""
 DEFINITION = "q, and k and v in the slots of their tokens, are the definition"
 LATER = "in a call after another with as many tokens"
 UNSEEN = 41
@@ -51,9 +57,17 @@ def identify_cache(subject: CacheSubject, sizes: Sizes) -> Identification:
             seen = [_seen(subject, draw, sizes, seed, words == LATER) for seed in SEEDS]
         except Exception:  # the convention has no such call, or the laws show the traceback
             continue
-        if None in seen:
+        wider: list[Seen | None] = []
+        for seed, (more, kept) in enumerate(zip(_more(sizes), (seen, wider), strict=True), LARGER):
+            with suppress(Exception):  # an operator may refuse more heads or features
+                kept.append(_seen(subject, draw, more, seed, words == LATER))
+        calls = [one for one in seen if one is not None]
+        if len(calls) < len(seen) or None in wider:
             continue
-        found = _identified(subject, [one for one in seen if one is not None], words)
+        found = _identified(subject, [*calls, *(one for one in wider if one is not None)], words)
+        if wider and not (found.proven or found.silent):
+            narrow = _identified(subject, calls, f"{words} for heads of {sizes.head_dim} features".lstrip())
+            found = narrow if narrow.proven else found
         if found.proven:
             if partly is None:
                 return found
@@ -75,6 +89,8 @@ def _circumstances(subject: CacheSubject) -> dict[str, Draw]:
         found["for heads of small numbers"] = partial(_small, draw)
     if kind.offset:
         found["where the weights have an offset"] = partial(draw, weight_offset=1.0)
+    for size in BLOCKS if kind.addressed else ():
+        found[f"in caches with blocks of {size} slots"] = partial(draw, block_size=size)
     for order in kind.orders[1:]:
         found[f"in caches in {order}"] = partial(draw, order=order)
     if kind.fewer_slots:
@@ -86,6 +102,14 @@ def _circumstances(subject: CacheSubject) -> dict[str, Draw]:
         if not kind.turns_cached:
             found[f"{name} beyond the largest number"] = partial(_large, partial(draw, cache_dtype=dtype))
     return found
+
+
+def _more(sizes: Sizes) -> Iterator[Sizes]:
+    """Yield larger sizes: one more head of k, or of q where heads are in no groups; and twice as many features."""
+    groups = sizes.q_heads // sizes.k_heads if sizes.q_heads % sizes.k_heads == 0 else 0
+    q_heads = groups * (sizes.k_heads + 1) if groups else sizes.q_heads + 1
+    yield replace(sizes, tokens=2 * sizes.tokens + 1, q_heads=q_heads, k_heads=sizes.k_heads + bool(groups))
+    yield replace(sizes, head_dim=2 * sizes.head_dim, rotary_dim=2 * sizes.rotary_dim)
 
 
 def _small(draw: Draw, *of, **options) -> CacheCase:
@@ -157,7 +181,7 @@ def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> 
                 found.append(_deviation(part, words, f"{where} {circumstances}"))
         else:
             share = np.mean([elements.mean() for elements in wrong])
-            where = next((f", all of them {words}" for words, _ in _masks(subject, wrong) if words), "")
+            where = next((f", all of them {words}" for words, _ in _masks(seen, which, wrong) if words), "")
             first = next(one for one, elements in zip(seen, wrong, strict=True) if elements.any())
             read += [f"{fact} {circumstances}".rstrip() for fact in _read(subject, first, which)]
             unexplained.append(f"{part} {circumstances}".rstrip() + f": {share:.0%} of the elements{where}")
@@ -216,7 +240,7 @@ def _explanation(
         list(mistakes(subject, seen, which)),
         [*measured(subject, seen[0], which), *hypotheses(subject, seen[0], which)],
     ):
-        for where, mask in _masks(subject, wrong):
+        for where, mask in _masks(seen, which, wrong):
             same = [w for w, mistake in known if all(_reproduces(subject, s, which, mistake, mask) for s in seen)]
             if same:
                 return " or ".join(same[:2]), where
@@ -232,16 +256,16 @@ def _reproduces(subject: CacheSubject, seen: Seen, which: int, mistake: Hypothes
     right, error = seen.definition(subject, which)
     if told.shape != right.shape:
         return False
-    hit = mask(right.shape)
+    hit = mask(seen, right.shape)
     return not off(seen.actual(subject, which), (np.where(hit, told, right), np.where(hit, bound, error))).any()
 
 
-Mask = Callable[[tuple[int, ...]], np.ndarray]
+Mask = Callable[[Seen, tuple[int, ...]], np.ndarray]
 
 
-def _masks(subject: CacheSubject, wrong: list[np.ndarray]) -> Iterator[tuple[str, Mask]]:
+def _masks(seen: list[Seen], which: int, wrong: list[np.ndarray]) -> Iterator[tuple[str, Mask]]:
     """Yield elements in words that contain all wrong ones, the widest first: tokens with a slot, heads, features."""
-    yield "", lambda shape: np.ones(shape, bool)
+    yield "", lambda one, shape: np.ones(shape, bool)
     places: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
         "for the last {}": lambda i, n: i == n - 1,
         "for the first {}": lambda i, n: i == 0,
@@ -250,11 +274,53 @@ def _masks(subject: CacheSubject, wrong: list[np.ndarray]) -> Iterator[tuple[str
         "for every second {}": lambda i, n: i % 2 == 1,
         "for the first {} and every second after it": lambda i, n: i % 2 == 0,
     }
-    for axis, noun in enumerate(("token with a slot", "head")):
+    skipped = any((one.case.slots < 0).any() or len(one.case.slots) < one.case.tokens for one in seen)
+    for axis, noun in enumerate(("token with a slot" if skipped else "token", "head")):
         for words, place in places.items():
 
-            def mask(shape: tuple[int, ...], axis=axis, place=place) -> np.ndarray:
+            def mask(one: Seen, shape: tuple[int, ...], axis=axis, place=place) -> np.ndarray:
                 return place(np.indices(shape, sparse=True)[axis], shape[axis])
 
-            if all(e.shape[axis] > 1 and np.broadcast_to(mask(e.shape), e.shape)[e].all() for e in wrong):
+            hit = (np.broadcast_to(mask(s, e.shape), e.shape)[e].all() for s, e in zip(seen, wrong, strict=True))
+            if all(e.shape[axis] > 1 for e in wrong) and all(hit):
                 yield words.format(noun), mask
+    yield from _extents(seen, which, wrong)
+
+
+def _extents(seen: list[Seen], which: int, wrong: list[np.ndarray]) -> Iterator[tuple[str, Mask]]:
+    """Yield the last heads or features of a call by a rule about its extents; see ``identify.extents``."""
+    own = K if which == RETURNED else which
+    if which >= SCALES or any(e.ndim != 3 or len(e) not in (s.case.tokens, int(s.case.live.sum()))
+                              for s, e in zip(seen, wrong, strict=True)):  # fmt: skip
+        return
+
+    def heads(one: Seen, shape: tuple[int, ...], inputs: tuple[int, ...]) -> tuple[np.ndarray, int]:
+        token = np.flatnonzero(one.case.live.numpy()) if len(one.case.live) > shape[0] else np.arange(shape[0])
+        sizes = [one.case.inputs[i].shape[2] for i in inputs]
+        before = sum(sizes[: inputs.index(own)])
+        head = token[:, None, None] * sum(sizes) + before + np.arange(shape[1])[:, None]
+        return head, one.case.tokens * sum(sizes)
+
+    counts: dict[str, tuple[str, Callable[[Seen, tuple[int, ...]], tuple[np.ndarray, int]]]] = {
+        "features": ("", lambda one, shape: (np.arange(shape[2]), shape[2])),
+        "heads": ("", lambda one, shape: (np.arange(shape[1])[:, None], shape[1])),
+        "tokens": ("", lambda one, shape: (np.arange(shape[0])[:, None, None], shape[0])),
+    }
+    for inputs, names in (((own,), "its heads"), ((Q, K), "heads of q and k"), ((Q, K, V), "heads of q, k and v")):
+        if own in inputs:
+            counts[names] = ", counted from token to token", partial(heads, inputs=inputs)
+    for noun, (counted, count) in counts.items():
+        found = []
+        for one, elements in zip(seen, wrong, strict=True):
+            if elements.any():
+                number, size = count(one, elements.shape)
+                found.append((int(np.broadcast_to(number, elements.shape)[elements].min()), size))
+        begins = {one.case.inputs[Q].shape[2] if own == K else 0 for one in seen}  # the first head of all, for k
+        if all(first for first, _ in found) and {first for first, _ in found} != begins:
+            for words, begin in rules(found, noun):
+
+                def mask(one: Seen, shape: tuple[int, ...], count=count, begin=begin) -> np.ndarray:
+                    number, size = count(one, shape)
+                    return number >= begin(size)
+
+                yield words + counted, mask

@@ -15,7 +15,7 @@ import torch
 
 from ropelab.conformance.bounds import FLOAT32_UNIT, exact
 from ropelab.conformance.cache.block_scales import BlockScales
-from ropelab.conformance.cache.case import CacheCase
+from ropelab.conformance.cache.case import CacheCase, in_request
 from ropelab.conformance.cache.definition import Definition, yarn
 from ropelab.conformance.cache.scale_mistakes import Hypothesis, block_scales, given_scales, made_scales, small_scales
 from ropelab.conformance.cache.seen import RETURNED, SCALES, K, Q, Seen, V, kept, rows, stored, told
@@ -105,6 +105,21 @@ def wider(hypothesis: Hypothesis, factor: float) -> Hypothesis:
     return taken
 
 
+def _off_by_both(hypothesis: Hypothesis) -> Hypothesis:
+    """Return the hypothesis for members of pairs that are off by the errors of both: one is made from the other."""
+
+    def taken(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
+        value, bound = hypothesis(subject, seen, which)
+        turns, members = subject.turning(value.shape[-1], seen.case.rotary_dim), subject.definition.members
+        summed = bound.copy()
+        both = sum(members(bound, turns, subject.layout))
+        for room in members(summed, turns, subject.layout):
+            room[...] = both
+        return value, summed
+
+    return taken
+
+
 def _times(found: Bounded, factor: float | np.ndarray) -> Bounded:
     return found[0] * factor, found[1] * abs(factor)
 
@@ -174,6 +189,9 @@ SLOTS: dict[str, Callable[[Seen], torch.Tensor]] = {
     "is in the first block, at the place of its slot in a block": lambda seen: _live_slots(
         seen, lambda s, size, total: s % size
     ),
+    "is in the block and at the place of blocks of 16 slots, if the cache has it": lambda seen: _live_slots(
+        seen, lambda s, size, total: _within(s // 16 * size + s % 16, total)
+    ),
     "is in blocks of half the size": lambda seen: _live_slots(
         seen, lambda s, size, total: s // max(size // 2, 1) * size + s % max(size // 2, 1)
     ),
@@ -218,6 +236,11 @@ def _extents(seen: Seen) -> tuple[int, int]:
 def _live_slots(seen: Seen, change: Callable) -> torch.Tensor:
     slots = own_slots(seen)
     return torch.where(slots >= 0, change(slots, *_extents(seen)), slots)
+
+
+def _within(slots: torch.Tensor, total: int) -> torch.Tensor:
+    """Return the slots, negative where the cache does not have them."""
+    return torch.where(slots < total, slots, -1)
 
 
 def _skipped_slots(seen: Seen, change: Callable) -> torch.Tensor:
@@ -273,6 +296,9 @@ POSITIONS: dict[str, Callable[[torch.Tensor, CacheCase], torch.Tensor]] = {
     "takes the place of the slot in its block for the position": lambda p, c: torch.where(
         c.live, _slots(c) % c.places[0].shape[1], p
     ),
+    "takes the place of the token in its request for the position": lambda p, c: (
+        torch.where(c.live, in_request(c.slots, c.places[0].shape[1])[: len(p)], p) if len(c.slots) == len(p) else p
+    ),
     "takes the position of another token: tokens with a slot read the first positions": lambda p, c: p[
         (c.live.long().cumsum(0) - 1).clamp(min=0)
     ],
@@ -313,7 +339,7 @@ def _rotations(subject: CacheSubject) -> Named:
         yield f"is reflected: {SIGNS[part]}", called(same, turn=_turn(*factors))
         yield f"lacks the term with {TERMS[part]}", called(same, turn=_turn(*(max(f, 0) for f in factors)))
     words = "computes second members of pairs from first members that are already rotated"
-    yield words, wider(called(same, turn=_in_turn), 3)
+    yield words, _off_by_both(called(same, turn=_in_turn))
 
 
 TABLES: dict[str, Callable[[np.ndarray, np.ndarray, float], Bounded]] = {

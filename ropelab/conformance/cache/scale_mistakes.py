@@ -204,6 +204,12 @@ def _filled(y: np.ndarray, exponents: np.ndarray) -> np.ndarray:
     return abs(y).max(-1) / (torch.finfo(FLOAT8_DTYPES[0]).max * np.exp2(exponents))
 
 
+def _of_largest(y: np.ndarray, largest: np.ndarray) -> np.ndarray:
+    """Return the exponents of scales that bring the given number of each block to the largest 8-bit float, or less."""
+    least = 1e-10  # smaller numbers do not scale a block
+    return np.ceil(np.log2(np.maximum(largest, least) / torch.finfo(FLOAT8_DTYPES[0]).max))
+
+
 def _of_blocks(
     change: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]], factor: float = 1.0
 ) -> Hypothesis:
@@ -266,6 +272,12 @@ OF_BLOCKS: dict[str, Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.nda
     ),
     "has scales twice as large as the numbers need": lambda y, e: (y, e + 1),
     "has scales half as large as the numbers need, and clips": lambda y, e: (_clipped(y, e - 1), e - 1),
+    "has the scale of the largest number of a block, and not of the largest magnitude, and clips": lambda y, e: (
+        _clipped(y, _of_largest(y, y.max(-1))), _of_largest(y, y.max(-1))
+    ),
+    "has the scale of the first number of a block, and clips": lambda y, e: (
+        _clipped(y, _of_largest(y, abs(y[..., 0]))), _of_largest(y, abs(y[..., 0]))
+    ),
     "is divided by a scale, and stored with twice that scale": lambda y, e: (2 * y, e + 1),
     "is divided by a scale, and stored with half that scale": lambda y, e: (y / 2, e - 1),
     "has the scales of its blocks in reverse order": lambda y, e: _scaled_by(y, e, e[..., ::-1]),

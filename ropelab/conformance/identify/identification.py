@@ -136,14 +136,14 @@ def identify(
             left = evidence.wrong(())
             return Identification((), False, tuple(_unexplained(left, evidence.answers)), facts=(REMEMBERED,))
         for variant in range(1, ROUNDS + 1):
-            for description in search(evidence):
+            for description in search(evidence, best):
                 best = description
             if left := evidence.wrong(best):
                 best = _needed(evidence, best)
                 left = evidence.wrong(best)
                 fresh = Evidence(subject, sizes, math.inf, variant) if best else None
                 partly = _partly(evidence, fresh, best)
-                facts = (*partly, *_facts(evidence, left, best, partly))
+                facts = (*partly, *_facts(evidence, left, best))
                 return Identification(best, False, tuple(_unexplained(left, evidence.answers)), facts=facts)
             fresh = Evidence(subject, sizes, deadline, variant)
             left = fresh.wrong(best)
@@ -151,8 +151,6 @@ def identify(
                 return _rare(subject, sizes, deadline + RARE_SECONDS, evidence)
             if not left:
                 fresh.answers += larger(subject, sizes, deadline, variant, best)
-                left = fresh.wrong(best)
-            if not left:
                 fresh.answers += thresholds(subject, sizes, deadline, variant, best)
                 left = fresh.wrong(best)
             if not left:
@@ -243,15 +241,13 @@ def _partly(evidence: Evidence, fresh: Evidence | None, best: tuple[Deviation, .
     return tuple(f"{d} ({reach})".replace("each input", reached[0], 1) for d in own)
 
 
-def _facts(evidence: Evidence, wrong, best: tuple[Deviation, ...], partly: tuple[str, ...] = ()) -> tuple[str, ...]:
+def _facts(evidence: Evidence, wrong, best: tuple[Deviation, ...]) -> tuple[str, ...]:
     """Return what unexplained answers show, what the simplest of them depends on, and whether it is linear.
 
     Args:
         evidence: the answers.
         wrong: those that a description does not reproduce.
-        best: the description. It is told if it reproduces at least half of the wrong answers, and all right ones, and
-            has no fitted extents.
-        partly: the words of the description, if it is told already.
+        best: the description.
     """
     told = [answer for answer, _ in wrong if not isinstance(answer.values, str)]
     told = [answer for answer in told if answer.question.kind in (FORWARD, GRADIENT)]
@@ -263,12 +259,7 @@ def _facts(evidence: Evidence, wrong, best: tuple[Deviation, ...], partly: tuple
         return answer.question.kind != FORWARD, case.shape[1] < 3 or case.inputs[0].shape[2] < 2, answer.size
 
     simplest = min(told, key=ease)
-    before, after = ({id(answer) for answer, _ in part} for part in (evidence.wrong(()), wrong))
-    mostly = not partly and after <= before and len(after) <= len(before) / 2
-    mostly = mostly and not any(deviation.scope.fitted for deviation in best)
-    reach = f"(reproduces {len(before - after)} of {len(before)} wrong answers)"
-    said = (f"{deviation} {reach}" for deviation in best if mostly)
-    return (*said, *read_off(evidence.subject, wrong, best), *findings(evidence.subject, simplest.question))
+    return (*read_off(evidence.subject, wrong, best), *findings(evidence.subject, simplest.question))
 
 
 def _told(subject: Subject, answer: Answer, elements: np.ndarray) -> str:

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.identify.deviation import Deviation, planned
 from ropelab.conformance.identify.evidence import Answer, Evidence
 from ropelab.conformance.identify.questions import FORWARD, Question, forward
+from ropelab.conformance.identify.rare import SAME
 from ropelab.conformance.subject import Subject
 
 AT = 11
@@ -30,7 +33,7 @@ def larger(
 ) -> list[Answer]:
     """Return the answers to larger calls of which a description says something.
 
-    An exception refutes no description of results. A measured table of products says nothing of other heads.
+    An exception refutes no description of results. A table of products that mix heads says nothing of other heads.
 
     Raises:
         OutOfTime: the deadline passed.
@@ -88,15 +91,33 @@ def _questions(subject: Subject, sizes: Sizes, variant: int, description: tuple[
     """Yield calls with more tokens, sequences and heads; for a description of heads also more heads of k than of q."""
     extents = {"a much longer sequence": replace(sizes, batch=1, tokens=most_tokens(variant))}
     k_heads = sizes.k_heads + variant
-    measured = any(deviation.kind == "wiring" for deviation in description)
+    measured = any("heads" in deviation.parameters for deviation in description)
     if sizes.q_heads % sizes.k_heads == 0 and not measured:
         q_heads = sizes.q_heads // sizes.k_heads * k_heads
         more = replace(sizes, batch=sizes.batch + variant, q_heads=q_heads, k_heads=k_heads)
         extents["more sequences and heads"] = more
-    if subject.convention.pair and not measured and any("head" in d.scope.words for d in description):
+    said = " ".join(deviation.scope.words for deviation in description)
+    if subject.convention.pair and not measured and "head" in said:
         extents["more heads of k than of q"] = replace(sizes, q_heads=sizes.k_heads, k_heads=k_heads)
+    if "head" in said or "pair" in said or "rotate" in said:  # the width decides which pairs there are
+        for rotary_dim in (sizes.rotary_dim, sizes.rotary_dim + 8 * variant, sizes.rotary_dim + 8 * variant + 6):
+            wide = replace(sizes, head_dim=rotary_dim, rotary_dim=rotary_dim)
+            extents[f"heads of {rotary_dim} features, all of which rotate"] = wide
+        if subject.convention.partial:
+            wide = replace(sizes, head_dim=sizes.head_dim + 10, rotary_dim=sizes.rotary_dim + 6)
+            extents["wider heads of which a part rotates"] = wide
+    if "document" in f"{said} {' '.join(deviation.words for deviation in description)}":
+        n = variant
+        for lengths in ((3, 0, 0, 4 + n, 2), (0, 0, 5, 0, n, 3), (n, 4, 2, 0, 0, 6, 0), (2, 1 + n, 3, 1, 4)):
+            case = subject.draw(replace(sizes, batch=1, tokens=sum(lengths)), lengths=lengths, seed=77 + variant)
+            yield Question(f"packed documents of {', '.join(map(str, lengths))} tokens", case, FORWARD, forward)
     for name, larger in extents.items():
         yield Question(name, subject.draw(larger, offsets=AT, seed=77 + variant), FORWARD, forward)
+    if re.search("token|position|sequences", said):  # tokens without positions of their own
+        for tokens in (sizes.tokens + 4 * variant, 5 * sizes.tokens + 17 * variant):
+            same = torch.full((tokens,), SAME)
+            case = subject.draw(replace(sizes, batch=2, tokens=tokens), positions=same, seed=77 + variant)
+            yield Question(f"{tokens} tokens, all at position {SAME}", case, FORWARD, forward)
 
 
 def _fits(subject: Subject, answer: Answer, description: tuple[Deviation, ...]) -> bool:

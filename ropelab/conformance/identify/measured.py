@@ -423,7 +423,7 @@ class Measured:
                             lambda p: set_row(p, np.maximum(p.row + usual, 0)), {"offset": usual})  # fmt: skip
         wrap = math.gcd(*(abs(apart).tolist()))
         if wrap > 1 and (read >= 0).all():
-            for modulus in [m for m in range(int(read.max()) + 1, wrap + 1) if wrap % m == 0]:
+            for modulus in [m for m in range(max(int(read.max()) + 1, 2), wrap + 1) if wrap % m == 0]:
                 yield from _wraps(modulus)
         for bits in range(1, wrap.bit_length()):
             half = 2**bits // 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -33,19 +34,18 @@ def plain(
     if not wrong.any():
         return
     _, right, bound = sources[0]
-    where = _where(wrong, nouns)
     constants = {"is NaN, or was not written,": np.isnan(y), "is zero": y == 0}
     constants |= {f"is {words}, unchanged,": y == same for words, same in given.items() if same.shape == y.shape}
     for words, hit in constants.items():
         if hit[wrong].all():
-            yield f"{words} {where}".rstrip(" ,")
+            yield f"{words} {_where(wrong, hit, nouns)}".rstrip(" ,")
     sure = wrong & (abs(right) > 0.1)
     several = sure.sum() >= FEW  # a single number is always some multiple
     ratio = float(np.median((y[sure] / right[sure]).astype(np.float64))) if several else 0.0
     factor = simple(ratio) if np.isfinite(ratio) else 0.0
     near = abs(y - factor * right) <= (1 + abs(factor)) * bound
     if factor not in (0, 1) and near[wrong].all():
-        yield f"is {factor:g} times the right result {where}".rstrip()
+        yield f"is {factor:g} times the right result {_where(wrong, near, nouns)}".rstrip()
     yield from _copied(y, wrong, sources, nouns)
     order = feature_order(y, right, bound)
     if order is not None and order != list(range(len(order))):
@@ -113,11 +113,48 @@ def listed(numbers: np.ndarray) -> str:
     return ", ".join(said[:9]) + (", ..." if len(said) > 9 else "")
 
 
-def _where(wrong: np.ndarray, nouns: Sequence[str]) -> str:
-    """Return the part of each axis to which the wrong numbers are confined."""
-    found = []
-    for axis, noun in enumerate(nouns):
-        hit = np.flatnonzero(wrong.any(axis=tuple(i for i in range(wrong.ndim) if i != axis)))
-        if len(hit) < wrong.shape[axis]:
-            found.append(f"{noun}{'s' * (len(hit) > 1)} {listed(hit)}")
+def _where(wrong: np.ndarray, hit: np.ndarray, nouns: Sequence[str]) -> str:
+    """Return parts that contain all wrong numbers, such that the statement holds for every number of each part.
+
+    Args:
+        wrong: which numbers are wrong.
+        hit: the numbers for which the statement holds.
+        nouns: the names of the axes.
+    """
+    parts = list(islice(_parts(wrong, hit, tuple(range(wrong.ndim))), FEW + 1))
+    if len(parts) > FEW:
+        every = [np.flatnonzero(wrong.any(axis=tuple(i for i in range(wrong.ndim) if i != axis)))
+                 for axis in range(wrong.ndim)]  # fmt: skip
+        within = _said(every, wrong.shape, nouns)
+        return f"in {wrong.sum()} numbers{f', all of them {within}' if within else ''}"
+    return " and ".join(_said(part, wrong.shape, nouns) for part in parts)
+
+
+def _parts(wrong: np.ndarray, hit: np.ndarray, axes: tuple[int, ...]) -> Iterator[list[np.ndarray]]:
+    """Yield the indices of parts along each axis: all wrong numbers, or else alike places of the first axis."""
+    every = [np.flatnonzero(wrong.any(axis=tuple(i for i in range(wrong.ndim) if i != axis)))
+             for axis in range(wrong.ndim)]  # fmt: skip
+    if hit[np.ix_(*every)].all():
+        yield every
+        return
+    for axis in axes:
+        groups: dict[bytes, list[int]] = {}
+        for index in every[axis].tolist():
+            groups.setdefault(np.take(wrong, index, axis).tobytes(), []).append(index)
+        if len(groups) > 1:
+            for indices in groups.values():
+                own = np.zeros(wrong.shape[axis], bool)
+                own[indices] = True
+                shape = [1] * wrong.ndim
+                shape[axis] = -1
+                yield from _parts(wrong & own.reshape(shape), hit, tuple(i for i in axes if i != axis))
+            return
+    yield from ([np.array([i]) for i in at] for at in np.argwhere(wrong))
+
+
+def _said(part: list[np.ndarray], shape: tuple[int, ...], nouns: Sequence[str]) -> str:
+    found = [
+        f"{noun}{'s' * (len(numbers) > 1)} {listed(numbers)}"
+        for noun, numbers, size in zip(nouns, part, shape, strict=True) if len(numbers) < size
+    ]  # fmt: skip
     return f"in {' of '.join(reversed(found))}" if found else ""

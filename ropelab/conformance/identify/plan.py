@@ -120,6 +120,7 @@ class Plan:
         rotary_dim, layout, out_layout: the features that rotate, how they are read, and how they are written.
         position, batch, token, head: coordinates, which broadcast to ``[B, S, H, 1]``; with positions along several
             axes, ``position`` is ``[B, S, 1, pairs]``.
+        tokens: the number of tokens of the call, of which the question may have some only.
         row, sine_row: the number of the row from which cosines and sines come.
         frequency, sine_frequency: rad per row.
         multiple: the factor of the angle; -1 for the inverse.
@@ -169,7 +170,8 @@ class Plan:
         if inverse and subject.convention.name == "plain":  # the caller negates the positions
             self.position, inverse = -self.position, False
         self.batch = np.arange(batch)[:, None, None, None]
-        self.token = np.arange(tokens)[None, :, None, None]
+        self.token = np.array(question.numbers or range(tokens))[None, :, None, None]
+        self.tokens = question.tokens or tokens
         self.head = np.arange(heads)[None, None, :, None]
         self.row = self.sine_row = self.position / case.interpolation
         self.frequency = self.sine_frequency = exact(columns(case.rotary_dim, self.rotary_dim, subject.base))

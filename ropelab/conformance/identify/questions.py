@@ -34,6 +34,7 @@ class Question:
         before: the numbers of tokens of the calls that come before the call.
         after: a call between the call and the reading of its results; None for no call.
         tokens: the number of tokens of the call, if the case has only some of them; else 0.
+        numbers: the numbers of these tokens within the call.
         plans: the plans of the definition for this call; see `ropelab.conformance.identify.plan`.
         tables: the tables of these plans; see `ropelab.conformance.identify.outcome`.
     """
@@ -45,6 +46,7 @@ class Question:
     before: tuple[int, ...] = ()
     after: Case | None = None
     tokens: int = 0
+    numbers: tuple[int, ...] = ()
     plans: dict[tuple[int, int | None], Any] = field(default_factory=dict, init=False, repr=False)
     tables: dict[tuple[int, int], Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -117,13 +119,13 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         "packed documents with offsets": case(replace(one_row, tokens=6 + more), lengths=(2, 4 + more), offsets=(5, 1)),
         "packed documents, one of them empty": case(replace(one_row, tokens=8 + more), lengths=(2, 0, 3, 3 + more)),
         "packed documents and tokens after them": case(replace(one_row, tokens=9 + more), lengths=(2, 4 + more)),
-        "the second rank of context parallelism": case(replace(sizes, tokens=8 + more), shard=(2, 1)),
-        "the first rank of context parallelism": case(replace(sizes, tokens=8 + more), shard=(2, 0)),
+        "the second rank of context parallelism": case(replace(sizes, tokens=8 + 2 * more), shard=(2, 1)),
+        "the first rank of context parallelism": case(replace(sizes, tokens=8 + 2 * more), shard=(2, 0)),
         "packed documents on the second rank": case(
             replace(one_row, tokens=8 + 2 * variant), lengths=(4, 8 + 4 * variant, 4), shard=(2, 1)
         ),
         "packed documents on the first rank": case(replace(one_row, tokens=8), lengths=(4, 8, 4), shard=(2, 0)),
-        "the second of three ranks": case(replace(sizes, tokens=8 + more), shard=(3, 1)),
+        "the second of three ranks": case(replace(sizes, tokens=8 + 2 * more), shard=(3, 1)),
         # A number of tokens of their own: a function that remembers tables by their shape has none of this shape.
         "tables with a factor": case(replace(sizes, tokens=tokens + 1), factor=1.5 if variant else 1.25),
         "positions divided by a scale": case(offsets=moved, interpolation=8.0 if variant else 4.0),

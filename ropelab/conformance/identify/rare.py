@@ -25,6 +25,8 @@ FAR_POSITIONS = (259, 1027, 4099, 20_011, 32_771)
 """Positions that have too many bits for bfloat16, and the last three for float16 as well."""
 SECONDS = 0.5
 """The expected time of a call with many tokens, above which it is not made."""
+SAME = 3
+"""The position of all tokens of a call that tells numbers of tokens from positions."""
 MANY = 65_536
 """The number of blocks of an axis of a grid that 16 bits count."""
 OWN = "every element of the result depends on its own token and head only"
@@ -58,6 +60,8 @@ def rare_questions(subject: Subject, sizes: Sizes, variant: int) -> Iterator[Que
         except NotApplicable:
             continue
         yield _long(subject, subject.draw(long, seed=variant))
+        if count < MANY:
+            yield from same_position(subject, long)
     case = subject.draw(replace(sizes, batch=3), dtype=torch.bfloat16, seed=variant)
     yield Question(f"sequences {FAR} elements apart in memory", case, FORWARD, _far)
 
@@ -100,11 +104,19 @@ def _widths(case: Case) -> tuple[int, int]:
     return case.inputs[0].shape[-1], case.rotary_dim
 
 
+def same_position(subject: Subject, extents: Sizes) -> Iterator[Question]:
+    """Yield the question about a call whose tokens all have one position: numbers of tokens are no positions."""
+    case = subject.draw(extents, positions=torch.full((extents.tokens,), SAME))
+    if subject.can(case):
+        yield _long(subject, case)
+
+
 def _long(subject: Subject, long: Case) -> Question:
     """Return the question about some tokens of a long case."""
     count = long.shape[1]
     at = sampled(count - 1)
-    few = replace(long, inputs=tuple(x[:, at].clone() for x in long.inputs), positions=at)
+    positions = at if long.positions is None else long.positions[at]
+    few = replace(long, inputs=tuple(x[:, at].clone() for x in long.inputs), positions=positions)
 
     def ask(subject: Subject, case: Case) -> Tensors:
         inputs = tuple(x.clone() for x in long.inputs)
@@ -112,7 +124,8 @@ def _long(subject: Subject, long: Case) -> Question:
             x[:, at] = some
         return tuple(y[:, at] for y in subject(replace(long, inputs=inputs)))
 
-    return Question(f"some tokens of {count}", few, FORWARD, ask, tokens=count)
+    name = f"some tokens of {count}" + (f", all at position {SAME}" if long.positions is not None else "")
+    return Question(name, few, FORWARD, ask, tokens=count, numbers=tuple(at.tolist()))
 
 
 def _handed_over(after: Case) -> Callable[[Subject, Case], Tensors]:

@@ -12,6 +12,7 @@ import torch
 
 from ropelab.conformance.identify.deviation import Scope
 from ropelab.conformance.identify.evidence import Answer
+from ropelab.conformance.identify.extents import extents
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import AFTER_BFLOAT16, BEYOND_FLOAT16, GRADIENT, Question
 from ropelab.kernels import NO_POSITION
@@ -124,8 +125,7 @@ def _behind(size: int) -> Callable[[Plan], np.ndarray]:
     """Return the mask of the tokens behind the last full block of ``size`` tokens."""
 
     def mask(plan: Plan) -> np.ndarray:
-        sampled = plan.question.tokens  # a sample is of tokens from position 0 on
-        return np.asarray((plan.position if sampled else plan.token) >= (sampled or plan.shape[1]) // size * size)
+        return np.asarray(plan.token >= plan.tokens // size * size)
 
     return mask
 
@@ -153,6 +153,7 @@ def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callab
         if hits and len(hits) < most:
             yield from _indices(sorted(hits), most, noun, coordinate)
     yield from _relative(full)
+    yield from extents(full)
     beyond = _threshold(full)
     if beyond is not None:
         yield f"at positions >= {beyond}", lambda p: np.asarray(abs(p.position) >= beyond)

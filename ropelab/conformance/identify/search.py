@@ -38,8 +38,10 @@ SLOW = 0.02
 Description = tuple[Deviation, ...]
 
 
-def search(evidence: Evidence) -> Iterator[Description]:
+def search(evidence: Evidence, refuted: Description = ()) -> Iterator[Description]:
     """Yield better and better descriptions; a description that reproduces all answers comes last.
+
+    The search begins with other restrictions of ``refuted``, the description that fresh answers refuted.
 
     A measured table of all products of a token is the longest description, so it is tried when all other descriptions
     failed. The search for other descriptions leaves a quarter of the time for the table.
@@ -53,6 +55,12 @@ def search(evidence: Evidence) -> Iterator[Description]:
         return
     failing = {id(answer) for answer, _ in wrong}
     evidence.answers.sort(key=lambda answer: id(answer) not in failing)  # a useless candidate is left out early
+    if len(refuted) == 1:
+        for scope in scopes(wrong, evidence.answers):
+            again = (replace(refuted[0], scope=scope),)
+            if expressible(evidence.subject.convention, scope.words) and evidence.left(again, 0) == 0:
+                yield again
+                return
     deadline, started = evidence.deadline, time.thread_time()
     evidence.deadline = started + 3 / 4 * (deadline - started)
     best: Description = ()

@@ -25,6 +25,8 @@ SELF = "q is made from q, and k from k"
 PURE = "a call changes nothing but its result"
 NOWHERE = "a token without a position is zero"
 BITS = "no intermediate has fewer bits than declared"
+MORE = 4
+"""The number of additional roundings of a function whose results are called inexact, and no more."""
 
 Change = Callable[[Plan], object]
 
@@ -343,6 +345,32 @@ def _one_document(plan: Plan) -> np.ndarray:
     return plan.position
 
 
+def _fewer_documents(plan: Plan, before: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return positions in packed documents, of which a function counts too few.
+
+    Args:
+        before: maps the first tokens of the documents, and the end, to the numbers that the function gives them.
+    """
+    case = plan.question.case
+    if case.lengths is None or case.shard is not None:
+        return plan.position
+    given = case.offsets if isinstance(case.offsets, tuple) else (case.offsets,) * len(case.lengths)
+    begins = np.cumsum([0, *case.lengths])
+    found = plan.position.copy()
+    for number, (length, taken) in enumerate(zip(case.lengths, before(begins), strict=False)):
+        tokens = np.arange(begins[number], begins[number] + length)
+        found[0, tokens, 0, 0] = tokens - begins[taken] + given[taken]
+    return np.minimum(found, last_row(plan))
+
+
+def _sorted_twice(plan: Plan) -> np.ndarray:
+    """Return positions in an order that is its own inverse for two tokens, but not for three that change places."""
+    if plan.question.case.axes is not None:
+        return plan.position
+    order = np.argsort(plan.position, axis=1, kind="stable")
+    return np.take_along_axis(np.take_along_axis(plan.position, order, axis=1), order, axis=1)
+
+
 def _from_decreases(plan: Plan) -> np.ndarray:
     """Return positions that count on from the first token and from each token whose position is smaller than before."""
     if plan.question.case.axes is not None:
@@ -384,7 +412,7 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "counts tokens on across sequences": lambda p: p.batch * p.shape[1] + p.token,
     "takes the number of the sequence for the position": lambda p: p.batch,
     "takes the absolute value of the position": lambda p: abs(p.position),
-    "takes positions modulo the number of tokens": lambda p: np.mod(p.position, p.shape[1]),
+    "takes positions modulo the number of tokens": lambda p: np.mod(p.position, p.tokens),
     "takes positions modulo the largest position plus 1": lambda p: np.mod(p.position, _last(p) + 1),
     "counts positions from the end of the sequence": lambda p: p.position[:, ::-1],
     "takes the number of the token within the call for the position, up to the last row of the tables": lambda p: (
@@ -393,6 +421,14 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes the position of the token whose number is the number of the head": _row_of_head,
     "continues the first empty document to the end": _one_document,
     "counts positions on from the first token and from every decrease": _from_decreases,
+    "counts no empty document, so that later documents begin where earlier ones do": partial(
+        _fewer_documents, before=lambda begins: np.concatenate(([0], np.cumsum(np.diff(begins) > 0)))
+    ),
+    "counts documents that begin at one token once, so that later documents begin where earlier ones do": partial(
+        _fewer_documents, before=lambda begins: np.array([len(set(begins[1 : n + 1])) for n in range(len(begins))])
+    ),
+    "takes the positions of a sequence in rising order": lambda p: np.sort(p.position, axis=1),
+    "brings sorted positions back by the order that sorts them, in place of its inverse": _sorted_twice,
     "adds 1 to the position after the first token": lambda p: p.position + (p.token > 0),
     "takes the positions of rank 0 on all ranks": lambda p: _of_rank(p, lambda size, rank: 0),
     "takes the tokens of a rank for contiguous tokens of the sequence": _contiguous,
@@ -573,6 +609,8 @@ def vocabulary() -> Iterator[Deviation]:
         if axis < 3:
             yield make("order", f"has its {what} moved by one", OWN, _ordered(axis, lambda n: np.roll(np.arange(n), 1)))
     yield make("inputs", "overwrites its input", PURE, _with("changed_inputs", True))
+    words = f"is off by the roundings of up to {MORE} more operations"
+    yield make("roundings", words, BITS, _rounded_more)
     words = "has a backward that overwrites the cotangent that it gets"
     yield make("cotangents", words, PURE, _with("changed_cotangents", True))
     yield make("arguments", "changes another argument", PURE, _with("changed_arguments", True))
@@ -722,6 +760,12 @@ def _tail(number: float) -> Change:
 
 def _not_a_number(plan: Plan) -> None:
     plan.multiple, plan.tail = plan.multiple * np.nan, np.nan
+
+
+def _rounded_more(plan: Plan) -> None:
+    """Allow roundings of intermediate sums, each of which may be as large as both members of a pair together."""
+    unit = plan.subject.arithmetic(plan.question.case.inputs[plan.which].dtype).compute.unit
+    plan.inexact, plan.extra = plan.inexact + MORE * unit, plan.extra + MORE
 
 
 def _identity(plan: Plan) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import numpy as np
 import torch
 
@@ -14,6 +16,8 @@ from ropelab.layout.pairing import pairs
 
 OWN = "every element of the result depends on its own token and head only"
 AHEAD = (0, 1, -1)
+WIDTHS = ("heads that rotate as a whole", "a single head")
+"""Questions with other numbers of features that rotate, or of heads, that are measured by themselves."""
 MOST_ELEMENTS = 256
 """The largest number of elements of a token, in all heads of all inputs, that is measured."""
 
@@ -27,7 +31,7 @@ def wiring(subject: Subject, asked: dict[str, Question], base: str) -> Deviation
         base: the name of the question whose answer is measured; its positions count from 0.
     """
     found: dict[tuple[int, ...], list[Wires]] = {}
-    for name in (base, "heads that rotate as a whole", "a single head"):
+    for name in (base, *WIDTHS):
         question = asked.get(name)
         if question is None or _extents(question) in found:
             continue
@@ -55,13 +59,40 @@ def wiring(subject: Subject, asked: dict[str, Question], base: str) -> Deviation
         wires = every[plan.which]
         limits = np.array([x.shape[2] * width for x in plan.question.case.inputs])
         if (limits > np.array(heads) * width).any():
+            alike = of_each_head(wires, plan.which, width, plan.shape[2])
+            if alike is not None:
+                plan.wires, plan.own_gradient = alike, own
             return
         plan.wires = wires.where((wires.to < limits[plan.which]) & (wires.element < limits[wires.tensor]))
         plan.own_gradient = own
 
     names = ("x",) if len(heads) == 1 else ("q", "k")
     words, parameters = _words(measured, right, names, width)
+    for name in WIDTHS:  # the words are about one number of features that rotate
+        question = asked.get(name)
+        if question is None or _extents(question)[0] == rotary_dim or _extents(question) not in found:
+            continue
+        others = found[_extents(question)], definition(subject, question, question.case.rotary_dim)
+        same = all(map(_same, *others)) or _words(*others, names, width)[0] != words
+        words += f", where {rotary_dim} features rotate" if same else ""
+    if any(of_each_head(wires, which, width, 1) is None for which, wires in enumerate(measured)):
+        counted = " and ".join(f"{n} has {count}" for n, count in zip(names, heads, strict=True))
+        words += f", where {counted} heads"
+        parameters["heads"] = heads
     return Deviation("wiring", words, OWN, change, parameters, Scope(gradient=own))
+
+
+def of_each_head(wires: Wires, tensor: int, width: int, heads: int) -> Wires | None:
+    """Return the products of a number of heads, if each measured head is made alike from itself; else None."""
+    every = [wires.where(wires.to // width == head) for head in range(int(wires.to.max()) // width + 1)]
+    own = [replace(one, to=one.to - head * width, element=one.element - head * width) for head, one in enumerate(every)]
+    first = own[0]
+    inside = (first.element >= 0) & (first.element < width) & (first.tensor == tensor)
+    if not inside.all() or not all(_same(one, first) for one in own):
+        return None
+    begin = np.repeat(np.arange(heads) * width, len(first.to))
+    tiled = {f.name: np.tile(getattr(first, f.name), heads) for f in fields(first)}
+    return Wires(**(tiled | {"to": tiled["to"] + begin, "element": tiled["element"] + begin}))
 
 
 def _extents(question: Question) -> tuple[int, ...]:
@@ -184,6 +215,8 @@ class _Library:
 
 def _words(found: list[Wires], right: list[Wires], names: tuple[str, ...], width: int) -> tuple[str, dict]:
     """Return in words which elements are made of others than in the definition, and the first of them in numbers."""
+    if columns := _columns_moved(found, right):
+        return columns, {}
     said, listed = [], []
     for name, wires, ours in zip(names, found, right, strict=True):
         made, meant = _by_result(wires), _by_result(ours)
@@ -204,6 +237,33 @@ def _words(found: list[Wires], right: list[Wires], names: tuple[str, ...], width
         said.append(f"features {_ranges(features)} of {where} of {name} {reads}")
         listed += [f"{name}[{to // width}, {to % width}] = {_sum(made.get(to, ()), names, width)}" for to in changed]
     return f"makes other sums: {'; '.join(said)} (such as {listed[0]})", {"sums": listed}
+
+
+def _columns_moved(found: list[Wires], right: list[Wires]) -> str:
+    """Return in words that all cosines, or all sines, are some columns from their own; empty if they are not."""
+    count = 1 + max(int(wires.column.max()) for wires in right)
+    for where, row, start in (("of the table", count, 0), ("of rows of cosines and then sines", 2 * count, count)):
+        moved: dict[int, set[int]] = {}
+        for wires, ours in zip(found, right, strict=True):
+            if len(wires.to) != len(ours.to):
+                return ""
+            made, meant = ({row[:3] + row[6:]: row[3:6] for row in _rows(w)} for w in (wires, ours))
+            if made.keys() != meant.keys():
+                return ""
+            for key, (table, column, _) in meant.items():
+                if table:
+                    at, further, ahead = made[key]
+                    apart = ahead * row + (at - table) * start + further - column
+                    possible = at == table or (at and start)
+                    moved.setdefault(int(table), set()).update((int(apart),) if possible else (0, 1))
+        by = {table: steps.pop() for table, steps in moved.items() if len(steps) == 1}
+        if by.keys() == moved.keys():
+            told = [
+                f"takes {'cosines sines'.split()[table - 1]} {abs(step)} column{'s' * (abs(step) > 1)} "
+                f"{'further' if step > 0 else 'before'}, in memory {where}" for table, step in by.items() if step
+            ]  # fmt: skip
+            return " and ".join(told)
+    return ""
 
 
 def _by_result(wires: Wires) -> dict[int, list[tuple]]:

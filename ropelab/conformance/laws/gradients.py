@@ -103,9 +103,36 @@ def table_gradients(subject, sizes):
     case = subject.cotangents(subject.draw(sizes))
     for other in (subject, replace(subject, base=100 * subject.base)):
         results = [(exact(y), 2 * bound) for y, (_, bound) in zip(other(case), other.expected(case), strict=True)]
-        parts = zip(names(case), along_tables(subject, case, other), products(case, results), strict=True)
-        for name, found, (right, bound) in parts:
-            yield Comparison(f"<tables, their gradient from {name}>", exact(found), right, bound, case, ("of all",))
+        parts = zip(names(case), along_each_table(subject, case, other), products(case, results), strict=True)
+        shares = {table: products(case, half) for table, half in _halves(other, case).items()}
+        for number, (name, found, (right, bound)) in enumerate(parts):
+            apart = found.keys() == shares.keys()
+            told = {table: (exact(d), *shares[table][number]) for table, d in found.items()} if apart else {}
+            whole = exact(torch.stack(list(found.values())).sum(0)), right, bound
+            for table, (d, share, near) in (told or {"tables": whole}).items():
+                times = _times(float(d[0]), float(share[0]), float(near[0]))
+                what = f"<{table}, their gradient from {name}{times}>"
+                yield Comparison(what, d, share, near, case, ("of all",))
+
+
+def _halves(subject, case) -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
+    """Return the parts of the results that the cosines make, and those that the sines make, with twice their bound.
+
+    The inverse rotation has the same cosines and minus the sines.
+    """
+    both = zip(subject.expected(case), subject.expected(replace(case, inverse=not case.inverse)), strict=True)
+    found = [((y + z) / 2, (y - z) / 2, 2 * bound) for (y, bound), (z, _) in both]
+    return {"cosines": [(c, b) for c, _, b in found], "sines": [(s, b) for _, s, b in found]}
+
+
+def _times(found: float, right: float, bound: float) -> str:
+    """Return in words that a derivative is a simple multiple of the right one; empty if it is right, or no multiple."""
+    if abs(found - right) <= bound:
+        return ""
+    factor = next((f for f in (-1.0, 0.0, 2.0, 0.5, -2.0) if abs(found - f * right) <= max(1.0, abs(f)) * bound), None)
+    return {None: "", -1.0: ", which has the wrong sign", 0.0: ", which is zero"}.get(
+        factor, f", which is {factor:g} times the right one" if factor is not None else ""
+    )
 
 
 def products(case, results) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -129,7 +156,14 @@ def products(case, results) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def along_tables(subject, case, other) -> list[torch.Tensor]:
-    """Return the derivatives ``[1]`` of ``<y, g>``, for each input, along tables of the same shapes.
+    """Return the derivatives ``[1]`` of ``<y, g>`` for each input along all tables together; see `along_each_table`."""
+    return [sum(found.values(), torch.zeros(1)) for found in along_each_table(subject, case, other)]
+
+
+def along_each_table(subject, case, other) -> list[dict[str, torch.Tensor]]:
+    """Return the derivatives ``[1]`` of ``<y, g>``, for each input, along each table, to tables of the same shapes.
+
+    Two tables, of which one alone has zeros, are the cosines and the sines: sines are zero at position 0.
 
     Results are linear in the tables. So the derivatives are the `products` of results with the other tables.
 
@@ -170,8 +204,13 @@ def along_tables(subject, case, other) -> list[torch.Tensor]:
             if d is None:
                 raise Broken(f"{name} requires a gradient and gets none")
         products = ((d * along[n].conj()).real for n, d in zip(tables, gradients, strict=True))
-        found.append(torch.stack([p.double().sum() for p in products]).sum()[None])
+        found.append({n: p.double().sum()[None] for n, p in zip(_named(tables), products, strict=True)})
     return found
+
+
+def _named(tables: dict[str, torch.Tensor]) -> list[str]:
+    zeros = [bool((table == 0).any()) for table in tables.values()]
+    return ["sines" if zero else "cosines" for zero in zeros] if sorted(zeros) == [False, True] else list(tables)
 
 
 @law("The gradient can be differentiated in turn: it is linear in g, with R as its transpose.",

@@ -222,6 +222,9 @@ def _shown(cosine: np.ndarray, sine: np.ndarray, wrong: np.ndarray, at: torch.Te
     apart = np.hypot(cos[None] - np.cos(angles)[:, :, :, None], sin[None] - np.sin(angles)[:, :, :, None])
     read = [next((axis for axis in range(len(of)) if (apart[axis][wrong][:, i] < CLOSE).all()), -1)
             for i in range(len(frequencies))]  # fmt: skip
+    turned = np.stack([angles[axis][..., i] for i, axis in enumerate(rope.axes or (0,) * len(frequencies))], -1)
+    if (np.hypot(cos - np.sin(turned)[:, :, None], sin - np.cos(turned)[:, :, None])[wrong] < CLOSE).all():
+        return "cosines and sines are exchanged"
     meant = list(rope.axes or (0,) * len(frequencies))
     if read == meant:
         return f"cosines and sines have the factor {factor:.6g} in place of {right:.6g}"
@@ -236,14 +239,30 @@ def _shown(cosine: np.ndarray, sine: np.ndarray, wrong: np.ndarray, at: torch.Te
         return ""
     if not found.any():
         return "not rotated"
+    numbered = np.broadcast_to(at.numpy()[..., None], wrong.shape).copy()
+    if rule := _rule(numbered[wrong], found, np.nonzero(wrong)[2]):
+        return rule
     sequence, _, head = map(int, np.argwhere(wrong)[0])
     turned, hit = at[sequence].numpy().copy(), wrong[sequence, :, head]
-    numbered = np.full(wrong.shape, 0)
     numbered[wrong] = found
     turned[hit] = numbered[sequence, hit, head]
     others = (f", which are those of sequence {n}" for n, p in enumerate(of[0]) if (p == turned).all())
     return (f"sequence {sequence} turns by positions {listed(turned)} in place of {listed(at[sequence].numpy())}"
             f"{next(others, '')}")  # fmt: skip
+
+
+def _rule(meant: np.ndarray, found: np.ndarray, head: np.ndarray) -> str:
+    """Return by which rule positions ``meant [N]`` became ``found [N]`` in heads ``head [N]``; empty if by none."""
+    last, apart = int(found.max()), found - meant
+    if len(set(meant.tolist())) > 1 and (found == last).all() and (meant > last).all():
+        return f"positions beyond {last} turn by position {last}"
+    if len(set(head.tolist())) > 1 and (apart == head).all():
+        return "head h turns by the position plus h"
+    if (apart == apart[0]).all():
+        return f"turns by the position {apart[0]:+d}"
+    wrap = int(np.gcd.reduce(apart))
+    moduli = [m for m in range(last + 1, wrap + 1) if wrap % m == 0 and (found == meant % m).all()]
+    return f"turns by positions modulo {moduli[0]}" if moduli and (found >= 0).all() else ""
 
 
 def _listed(hits: list[int], size: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -223,6 +224,12 @@ def angles_of_the_configuration(tiny: TinyModel, noise: Noise) -> tuple[bool, fl
         axes = max((1 + max(rope.axes) for rope in ropes(config).values() if rope.axes), default=0)
         at = positions(axes, batch, tokens)
         worst = excess(lambda: _run(tiny, position_ids=at), at, config, tiny.model)
+        last = getattr(config, "max_position_embeddings", None)
+        if worst.share <= 1 and isinstance(last, int) and last > int(at.max()) + 1:
+            far = last - 1 - int(at.max()) + at  # up to the last position that the configuration has
+            with suppress(Exception):  # a model may refuse positions, but not turn by others
+                found = excess(lambda: _run(tiny, position_ids=far), far, config, tiny.model)
+                worst = max(worst, found, key=lambda one: one.share)
     except NotApplicable as reason:
         raise NotOffered(str(reason)) from reason
     return worst.error <= worst.bound, worst.error, worst.bound, worst.where

@@ -26,8 +26,8 @@ STATEMENT = (
 CHANGED = 1e-5
 """A feature turns if it changes by more than this part of the largest element. Tables in float32 have errors of 1e-6
 at the positions of this file."""
-Scored = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""The number of a layer -> its queries ``[B, H, S, D]`` and keys ``[B, Hk, S, D]``."""
+Scored = dict[int, tuple[torch.Tensor, ...]]
+"""The number of a layer -> its queries ``[B, H, S, D]``, keys and values ``[B, Hk, S, D]``; values if they are seen."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Turning:
 
 
 def turning(tiny: TinyModel) -> dict[tuple[int, str], Turning]:
-    """The features of ``"q"`` and ``"k"`` that turn in each layer of a model in float64, whose scores can be seen.
+    """The features of ``"q"``, ``"k"`` and ``"v"`` that turn in each layer of a model in float64, if they are seen.
 
     Raises:
         NotOffered: no product of queries and keys is seen.
@@ -57,7 +57,8 @@ def turning(tiny: TinyModel) -> dict[tuple[int, str], Turning]:
     return {
         (layer, name): _turning(x, y)
         for layer in before
-        for name, x, y in zip("qk", before[layer], after.get(layer, before[layer]), strict=True)
+        for name, x, y in zip("qkv", before[layer], after.get(layer, before[layer]), strict=False)
+        if name != "v" or layer == min(before)  # later values follow from the scores of layers before
     }
 
 
@@ -99,7 +100,7 @@ def _held(tiny: TinyModel) -> tuple[bool, float, float, str]:
     difference = _apart(wide, scores)
     if difference <= allowed:
         return True, difference, allowed, ""
-    if message := _turning_apart(tiny, own) or _pairs_apart(tiny, own, allowed):
+    if message := _turning_apart(tiny, own) or _pairs_apart(tiny, own, allowed) or _other_features(tiny, own):
         return False, difference, allowed, message
     if _apart(_scores(own, 0 * at), _scores(tiny, 0 * at)) <= allowed:
         told = "scores are those of the class where all positions are 0, and others where tokens have their own"
@@ -110,7 +111,7 @@ def _held(tiny: TinyModel) -> tuple[bool, float, float, str]:
 def _turning_apart(tiny: TinyModel, own: TinyModel) -> str:
     found, meant = turning(tiny), turning(own)
     for (layer, name), right in meant.items():
-        one = found[layer, name]
+        one = found.get((layer, name), right)
         if one.features != right.features:
             features = f"features {one}" if one.features else "no features"
             return f"layer {layer}, {name}: {features} turn, in place of {right}"
@@ -127,10 +128,29 @@ def _pairs_apart(tiny: TinyModel, own: TinyModel, allowed: float) -> str:
     for layer, right in meant.items():
         one, other = Counter(found.get(layer, ())), Counter(right)
         wrong, missing = list(one - other), list(other - one)
-        names = [n for n, x, y in zip("qk", ones[layer], others[layer], strict=True)
+        names = [n for n, x, y in zip("qk", ones[layer], others[layer], strict=False)
                  if x.shape != y.shape or apart(x, y) > allowed * float(y.abs().max())]  # fmt: skip
         if wrong and missing and names:
             return f"layer {layer}, {' and '.join(names)}: features are paired as {wrong[0]} in place of {missing[0]}"
+    return ""
+
+
+def _other_features(tiny: TinyModel, own: TinyModel) -> str:
+    """Which features of the class turn in the places of others, in words; without a rotation they show their order."""
+    zeros = torch.zeros_like(tiny.inputs["input_ids"])
+    ones, others, meant = scored(tiny, zeros), scored(own, zeros), turning(own)
+    layer = min(ones)  # all layers behind it read other numbers
+    for name, x, y in zip("qk", ones[layer], others[layer], strict=False):
+        if x.shape != y.shape:
+            continue
+        near = CHANGED * y.abs().max()
+        order = [next((i for i in range(y.shape[-1]) if bool(((x[..., j] - y[..., i]).abs() <= near).all())), -1)
+                 for j in range(x.shape[-1])]  # fmt: skip
+        right = set(meant[layer, name].features)
+        turns = {order[j] for j in right}
+        if sorted(order) == list(range(len(order))) and turns != right:
+            told, place = (f"{min(some)} to {max(some)}" for some in (turns, right))
+            return f"layer {layer}, {name}: features {told} of the class turn, in place of {place}"
     return ""
 
 
@@ -175,7 +195,7 @@ def scored(tiny: TinyModel, at: torch.Tensor) -> Scored:
 def _scores(tiny: TinyModel, at: torch.Tensor) -> dict[int, torch.Tensor]:
     """The scores ``[B, H, S, S]`` of each layer, divided by the largest."""
     products = {
-        layer: q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT for layer, (q, k) in scored(tiny, at).items()
+        layer: q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT for layer, (q, k, *_) in scored(tiny, at).items()
     }
     return {layer: scores / scores.abs().max() for layer, scores in products.items()}
 
@@ -197,7 +217,10 @@ def _turning(before: torch.Tensor, after: torch.Tensor) -> Turning:
 
 
 class _Products(TorchFunctionMode):
-    """Keeps the first product of queries and keys in each layer: scores have a row and a column for each token."""
+    """Keeps the first product of queries and keys in each layer, and the next of its scores with values.
+
+    Scores have a row and a column for each token.
+    """
 
     def __init__(self, recorder: Recorder, tokens: int) -> None:
         super().__init__()
@@ -209,7 +232,12 @@ class _Products(TorchFunctionMode):
         if layer is not None and layer not in self.found and len(args) > 1 and func in _SCORING:
             q, k = args[0], args[1] if func is torch.nn.functional.scaled_dot_product_attention else args[1].mT
             if q.ndim == k.ndim == 4 and q.shape[2] == k.shape[2] == self._tokens and q.shape[-1] == k.shape[-1]:
-                self.found[layer] = q.detach().double(), k.detach().double()
+                given = (q, k, *(args[2:3] if func is torch.nn.functional.scaled_dot_product_attention else ()))
+                self.found[layer] = tuple(x.detach().double() for x in given)
+        elif layer in self.found and len(self.found[layer]) == 2 and len(args) > 1 and func in _SCORING:
+            weights, v = args[:2]
+            if weights.ndim == v.ndim == 4 and weights.shape[2:] == 2 * (self._tokens,) and v.shape[2] == self._tokens:
+                self.found[layer] = *self.found[layer], v.detach().double()
         return func(*args, **(kwargs or {}))
 
 

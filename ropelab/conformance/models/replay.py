@@ -7,7 +7,7 @@ values of its arguments in one call say what they are: tensors that rotate, cosi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -54,6 +54,7 @@ class Replay:
         theta: the frequencies ``[R/2]``, of the function itself if it gets positions.
         reversed: whether it turns by minus the angle.
         words: the arguments in words.
+        passed: arguments of the same axes that the function returns as they came, such as values.
     """
 
     traced: Traced
@@ -64,6 +65,7 @@ class Replay:
     theta: torch.Tensor
     reversed: bool
     words: str
+    passed: dict[Path, torch.Tensor] = field(default_factory=dict)
 
     def reports(self) -> Iterator[tuple[str, Report]]:
         """Yield the report for each tensor that rotates, under its name."""
@@ -114,13 +116,15 @@ class Replay:
         generator = torch.Generator().manual_seed(1)
         for i, turn in enumerate(self.turns):
             if i == number:
-                rest = x.new_zeros(*x.shape[:-1], turn.before.shape[-1] - x.shape[-1])
-                wide = torch.cat((x, rest), -1) if rest.shape[-1] else x
+                ends = turn.first, self.traced.head_dim - turn.first - x.shape[-1]
+                before, behind = (x.new_zeros(*x.shape[:-1], width) for width in ends)
+                wide = torch.cat((before, x, behind), -1) if sum(ends) else x
             else:
-                shape = *x.shape[:2], self._heads(turn), turn.before.shape[-1]
-                wide = torch.randn(shape, generator=generator).to(x.dtype)
-            wide = wide if "b" in self.order else wide[0]
-            _put(given, _path(turn.name), _permuted(wide, _first(self.order), self.order))
+                wide = self._random(x, self._heads(turn), self.traced.head_dim, generator)
+            _put(given, _path(turn.name), self._in_order(wide))
+        for path, value in self.passed.items():
+            heads = value.shape[self.order.index("h")]
+            _put(given, path, self._in_order(self._random(x, heads, value.shape[-1], generator)))
         for path, make in self.made.items():
             _put(given, path, make(positions[:1] if self.shared else positions, self.theta, x.dtype))
         assert self.traced.replayed is not None
@@ -128,7 +132,14 @@ class Replay:
         results = [returned] if isinstance(returned, torch.Tensor) else list(returned)
         y = [y for y in results if isinstance(y, torch.Tensor)][number]
         y = _permuted(y, self.order, _first(self.order))
-        return (y if "b" in self.order else y[None])[..., : x.shape[-1]]
+        first = self.turns[number].first
+        return (y if "b" in self.order else y[None])[..., first : first + x.shape[-1]]
+
+    def _random(self, x: torch.Tensor, heads: int, width: int, generator: torch.Generator) -> torch.Tensor:
+        return torch.randn((*x.shape[:2], heads, width), generator=generator).to(x.dtype)
+
+    def _in_order(self, x: torch.Tensor) -> torch.Tensor:
+        return _permuted(x if "b" in self.order else x[0], _first(self.order), self.order)
 
     def _heads(self, turn: Turn) -> int:
         return turn.before.shape[self.order.index("h")]
@@ -151,10 +162,14 @@ def understood(traced: Traced) -> Replay:
     made: dict[Path, Make] = {}
     shared, own, said, backwards = True, True, [], bool(theta[0] < 0)
     rotated = {_path(turn.name) for turn in turns}
+    passed: dict[Path, torch.Tensor] = {}
     for path, value in _tensors(traced.given):
         if path in rotated:
             continue
         found = _role(value, cos, sin, traced.factor)
+        if found is None and _passes(traced, value, turns[0]):
+            passed[path] = value
+            continue
         if found is None and cos.shape[1] in value.shape:
             raise NotUnderstood(f"{path[0]} {list(value.shape)} belongs to the tokens, and is none of their angles")
         if found is None:
@@ -169,7 +184,16 @@ def understood(traced: Traced) -> Replay:
     pairs = len(theta)
     chosen = _frequencies(theta.abs(), traced.stated) if own else inverse_frequencies(2 * pairs)
     words = ", ".join(said) or "no positions"
-    return Replay(traced, turns, order, made, shared, chosen, backwards, words)
+    return Replay(traced, turns, order, made, shared, chosen, backwards, words, passed)
+
+
+def _passes(traced: Traced, value: torch.Tensor, turn: Turn) -> bool:
+    """Whether an argument has the axes of the tensors that rotate, and the function returns it as it came."""
+    if value.ndim != turn.before.ndim or traced.replayed is None:
+        return False
+    returned = traced.replayed(dict(traced.given))
+    results = returned if isinstance(returned, (tuple, list)) else (returned,)
+    return any(isinstance(y, torch.Tensor) and y.shape == value.shape and torch.equal(y, value) for y in results)
 
 
 def _frequencies(theta: torch.Tensor, known: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -28,10 +28,11 @@ class Turn:
 
     Attributes:
         call: the number of the call, counted over all functions that rotate.
-        before, after: the argument and the result.
+        before, after: the argument and the result; of heads whose first features pass, only the features that turn.
         name: the name of the argument.
         layout, out_layout: the pairs of features in the argument and in the result.
         layer: the number of the layer that ran, if somebody says so.
+        first: the number of the first feature of ``before`` in the argument.
     """
 
     call: int
@@ -41,6 +42,7 @@ class Turn:
     layout: str = "split_half"
     out_layout: str = "split_half"
     layer: int | None = None
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,11 +152,13 @@ def _rotation(frame: FrameType, tensors: dict[str, torch.Tensor], returned: Any)
             n for n, x in tensors.items() if x.shape == y.shape and x.is_floating_point() and n not in rotated
         )
         for name in candidates:
-            found = rotation_of(tensors[name], y)
+            part = _features_that_change(tensors[name], y)
+            x, after = (z[..., part].detach().clone() for z in (tensors[name], y))
+            found = rotation_of(x, after)
             if found is not None:
                 measured = measured or found
                 rotated.append(name)
-                turns.append(Turn(0, tensors[name].detach().clone(), y.detach().clone(), name, *found[:2]))
+                turns.append(Turn(0, x, after, name, *found[:2], first=part.start))
                 break
     others = [x for name, x in tensors.items() if name not in rotated]
     if measured is None or not (others or len(rotated) > 1 or _turns_tokens_apart(turns[0], measured[2])):
@@ -163,6 +167,13 @@ def _rotation(frame: FrameType, tensors: dict[str, torch.Tensor], returned: Any)
     name, function = _named(frame.f_code, frame)
     return Traced(name, function, tuple(rotated), layout, out_layout, rotary_dim, results[0].shape[-1], factor,
                   turns=tuple(turns))  # fmt: skip
+
+
+def _features_that_change(x: torch.Tensor, y: torch.Tensor) -> slice:
+    """The features from the first that changes on, up to the last if there are features before the first."""
+    changed = (x != y).flatten(0, -2).any(0).nonzero().flatten().tolist()
+    first, end = (changed[0], changed[-1] + 1) if changed else (0, 0)
+    return slice(first, end) if first and (end - first) % 2 == 0 else slice(0, x.shape[-1])
 
 
 def turned(turn: Turn, rotary_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
