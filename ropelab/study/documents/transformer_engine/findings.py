@@ -3,23 +3,12 @@
 ``OLD`` and ``NEW`` are the grids of the pair that `grids.chosen` finds in the record.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 
 from ropelab.bench.rows import is_right
 from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS, LINEAR
-from ropelab.study.documents.transformer_engine.grids import (
-    ALL,
-    FORCED,
-    NEW,
-    OLD,
-    PACKAGES,
-    Grids,
-    canonical,
-    chosen,
-)
+from ropelab.study.documents.transformer_engine.grids import FORCED, NEW, OLD, PACKAGES, canonical, chosen
 from ropelab.study.documents.transformer_engine.layer import ALONE, LAYER, WITHOUT
 from ropelab.study.documents.transformer_engine.measure import GIVEN, INTEROP, SUMMED
 from ropelab.study.engine import noise
@@ -36,9 +25,9 @@ def times(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
     return _by_cell(kernels, step, "median_us")
 
 
-def intervals(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
+def intervals(kernels: pd.DataFrame) -> pd.DataFrame:
     """The table of ``times`` with the interval of each time in place of the median."""
-    return _by_cell(kernels.assign(interval=kernels[is_right(kernels)].apply(noise.time, axis=1)), step, "interval")
+    return _by_cell(kernels.assign(interval=kernels[is_right(kernels)].apply(noise.time, axis=1)), GIVEN, "interval")
 
 
 def _by_cell(kernels: pd.DataFrame, step: str, values: str) -> pd.DataFrame:
@@ -199,9 +188,9 @@ def sum_counts(kernels: pd.DataFrame) -> str:
     )
 
 
-def whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
+def whose(kernels: pd.DataFrame) -> str:
     """The words that name the source of the grids in a record."""
-    pair = chosen(kernels, allowed)
+    pair = chosen(kernels)
     if pair == PACKAGES:
         return "TransformerEngine 2.18 has the old grid, and the new grid is the choice of TransformerEngine 2.20"
     return (
