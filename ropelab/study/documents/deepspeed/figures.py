@@ -9,16 +9,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ropelab.study.documents.deepspeed import callers as who
 from ropelab.study.documents.deepspeed import table_figures
 from ropelab.study.documents.deepspeed.findings import digits
 from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import grid
 
-_NAMES = {"torchembed": (who.TORCHEMBED, "raw kernel"), "eager": (who.FORMULA, "plain formula")}
 _LOOKS = CONTENDERS.extended(
-    {name: CONTENDERS.known[known] for known, names in _NAMES.items() for name in names},
+    {"raw kernel": CONTENDERS.known["torchembed"], "plain formula": CONTENDERS.known["eager"]},
     other=CONTENDERS.known["torchembed API"][1:],  # of the paths through the package
 )
 
