@@ -421,7 +421,7 @@ def test_models_sentence_counts():
     assert findings.models_sentence(found).startswith(
         "With fp32 angles 1 of 2 models have fewer right bits than bfloat16. "
     )
-    bits = findings.right_bits(found)
+    bits = figures.right_bits(found).data
     assert bits.index.get_level_values("length").is_monotonic_increasing and list(bits) == list(found.method.unique())
     better = found.assign(bits=found.bits.where(found.method != findings.USUAL, 9.0))
     assert findings.models_sentence(better).startswith("With fp32 angles 0 of 2 models")

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from pandas.io.formats.style import Styler
 
 from ropelab.study.plots import drawing, ticks
 from ropelab.study.plots.looks import COLORBLIND, Looks
@@ -100,6 +101,13 @@ def attention(found: pd.DataFrame, footer: str = "") -> Figure:
     left.set(ylabel="largest error of a score (logit)", title="Scores before the softmax")
     right.set(ylabel="share of the attention moved", title="Attention weights: share that goes to other keys")
     return _finish(panels, "position of the query (tokens; largest of each octave)")
+
+
+def right_bits(found: pd.DataFrame) -> Styler:
+    """The right bits of models: a row for each longest context and model, and a column for each method."""
+    table = found.pivot_table(index=["length", "model"], columns="method", values="bits", sort=False)
+    table = table.sort_index(level="length", sort_remaining=False)
+    return table.style.format("{:.1f}").background_gradient("cividis", vmin=0, vmax=24)
 
 
 # ---------------------------------------------------------------------------------------------------------- helpers

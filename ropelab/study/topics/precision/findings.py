@@ -395,12 +395,6 @@ def models(chosen: Mapping[str, Model] = MODELS, samples: int = SAMPLES, methods
     return pd.DataFrame(rows)
 
 
-def right_bits(found: pd.DataFrame) -> pd.DataFrame:
-    """The right bits of `models`: a row for each length and model, the shortest first, and a column for each method."""
-    table = found.pivot_table(index=["length", "model"], columns="method", values="bits", sort=False)
-    return table.sort_index(level="length", sort_remaining=False)
-
-
 # ------------------------------------------------------------------------------------------------------- the reference
 
 
@@ -457,12 +451,16 @@ def reference_sentence(check: pd.DataFrame, longest: int) -> str:
 def sentence(found: pd.DataFrame) -> str:
     """The sentence on the table of `errors` at the longest position."""
     last = found[found.position == found.position.max()].set_index("method")
-    angles = ", ".join(f"{_angle(last.angle_error[name])} with {name}" for name in ("bf16 positions", USUAL))
-    error, without = last.output_error[OURS], last.output_error[TABLE_FREE]
-    return (
-        f"At {last.position.iloc[0]:,} tokens angles are off by up to {angles}. {OURS.capitalize()} keep the rotation "
-        f"to {error:.1e} ({-math.log2(error):.1f} bits), the {TABLE_FREE} to {without:.1e}"
-    )
+    parts = [
+        f"{_angle(last.angle_error[name])} with {name}" for name in ("bf16 positions", USUAL) if name in last.index
+    ]
+    text = f"At {last.position.iloc[0]:,} tokens angles are off by up to {', '.join(parts)}"
+    if OURS in last.index:
+        error = last.output_error[OURS]
+        text += f". {OURS.capitalize()} keep the rotation to {error:.1e} ({_bits(error)} bits)"
+    if TABLE_FREE in last.index:
+        text += f", the {TABLE_FREE} to {last.output_error[TABLE_FREE]:.1e}"
+    return text
 
 
 def bounds_sentence(found: pd.DataFrame) -> str:
@@ -489,25 +487,30 @@ def losses_sentence(frequencies: torch.Tensor, longest: int = TOPS[-1], methods:
 
 def law_sentence(found: pd.DataFrame) -> str:
     """The sentence on the change of scores whose tokens keep their distance, at the largest distance."""
-    rows = found[found.distance == found.distance.max()].set_index("method")
-    worst, drifts = rows.groupby(level="method").moved.max(), "bf16 frequencies"
-    moved = ", ".join(f"{worst[name]:.2g} with {name}" for name in ("bf16 positions", USUAL, OURS))
-    return (
-        f"Noise moves scores by up to {moved}. These are scores at distance {rows.distance.iloc[0]:,}, of 1 at most, "
-        f"up to {found.position.max():,} tokens. Frequencies in bf16 make such a score wrong by "
-        f"{rows.off[drifts].iloc[0]:.2g} from the first positions on. As the tokens move, it changes by up to "
-        f"{worst[drifts]:.2g}, because the product is rounded"
-    )
+    distance = found.distance.max()
+    worst = found[found.distance == distance].groupby("method", sort=False)[["moved", "off"]].max()
+    names = [name for name in ("bf16 positions", USUAL, OURS) if name in worst.index]
+    moved = ", ".join(f"{worst.moved[name]:.2g} with {name}" for name in names)
+    text = f"Noise moves scores by up to {moved}. These are scores at distance {distance:,}, of 1 at most, up to "
+    text += f"{found.position.max():,} tokens"
+    if "bf16 frequencies" in worst.index:
+        one = worst.loc["bf16 frequencies"]
+        first = found[(found.distance == distance) & (found.method == "bf16 frequencies")].off.iloc[0]
+        text += (
+            f". Frequencies in bf16 make such a score wrong by {first:.2g} from the first positions on. As the tokens "
+            f"move, it changes by up to {one.moved:.2g}, because the product is rounded"
+        )
+    return text
 
 
 def attention_sentence(found: pd.DataFrame) -> str:
     """The sentence on the share of the attention that goes to other keys at the longest position."""
     last = found[found.position == found.position.max()].set_index("method").weights_error
-    first, *names = "bf16 positions", "bf16 frequencies", USUAL, "bf16 tables", OURS
-    others = ", ".join(f"{_share(last[name])} with {name}" for name in names)
+    names = [name for name in ("bf16 positions", "bf16 frequencies", USUAL, "bf16 tables", OURS) if name in last.index]
+    others = ", ".join(f"{_share(last[name])} with {name}" for name in names[1:])
     return (
-        f"At {found.position.max():,} tokens {_share(last[first])} of a random query's attention goes to other keys "
-        f"with {first}. Among 256 random keys it is {others}"
+        f"At {found.position.max():,} tokens {_share(last[names[0]])} of a random query's attention goes to other keys "
+        f"with {names[0]}. Among 256 random keys it is {others}"
     )
 
 
@@ -567,6 +570,10 @@ def emulation_sentence(found: pd.DataFrame) -> str:
 def _angle(radians: float) -> str:
     turns = radians / (2 * math.pi)
     return f"{turns:,.0f} turns" if turns >= 10 else f"{radians:.2g} rad"
+
+
+def _bits(error: float) -> str:
+    return f"{-math.log2(error):.1f}"
 
 
 def _share(value: float) -> str:
