@@ -4,7 +4,7 @@ import itertools
 import json
 import sys
 import sysconfig
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -17,6 +17,7 @@ from ropelab.bench import copies, launches, packages, peers, records, timing
 from ropelab.bench.compare import bind, checked, compare, tidy
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.host import NO_GRAD, RECORDED
+from ropelab.bench.tile_sweep import candidate_tiles
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Workload
 from ropelab.conformance.faults import correct
 from ropelab.layout import pairing
@@ -652,6 +653,23 @@ def host_frame() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def tile_frame() -> pd.DataFrame:
+    rng = np.random.default_rng(1)
+    rows = []
+    for cell, layout in itertools.product(DENSE_CELLS, LAYOUTS):
+        for i, tile in enumerate(candidate_tiles(cell.workload, "heads")):
+            fraction = rng.uniform(0.6, 0.98)
+            identity = {
+                "cell": cell.workload.name,
+                "seq_format": cell.workload.seq_format,
+                "layout": layout,
+                "chosen": i == 4,
+                "status": "ok",
+            }
+            rows.append(identity | asdict(tile) | {"fraction_of_copy": fraction})
+    return pd.DataFrame(rows)
+
+
 PUBLISHED = pd.DataFrame(
     {
         "seq_len": [2048, 4096, 8192],
@@ -665,6 +683,7 @@ DRAWINGS = {
     "roofline": lambda: roofs.roofline(dense_frame().assign(gpu="a GPU"), "footer"),
     "speedups": lambda: roofs.speedups(dense_frame().assign(gpu="a GPU"), "footer"),
     "host_time": lambda: figures.host_time(host_frame(), "footer"),
+    "tile_sweep": lambda: figures.tile_sweep(tile_frame(), "footer"),
 }
 
 
@@ -710,6 +729,7 @@ def test_draw_all_reads_records(tmp_path):
         "dense": dense_frame(),
         "deepspeed_table": deepspeed_frame(),
         "host": host_frame(),
+        "tiles": tile_frame(),
     }
     for study, table in frames.items():
         records.write(study, table, tmp_path / "records")

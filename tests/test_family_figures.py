@@ -347,3 +347,30 @@ def test_formats_in_one_record_do_not_mix(tables):
     names = comparison.named_cells(tables["formats"])
     assert {"8x1 32/8 128, sbhd", "8x1 32/8 128, bhsd", "8x1 32/8 128, qkv"} <= set(names)
     assert comparison.named_cells(tables["dense"]).equals(tables["dense"].cell)
+
+
+@pytest.mark.parametrize("orders", [["heads"], ["heads", "tokens"]])
+def test_the_tile_sweep_tells_orders_apart_where_there_are_several(orders):
+    rows = [
+        {"cell": "1x1", "layout": "split_half", "seq_format": "bhsd", "status": "ok", "block_tokens": 1,
+         "block_heads": heads, "num_warps": 1, "innermost": order, "pairs_per_access": 8, "max_registers": limit,
+         "heads_first": False, "fraction_of_copy": 0.9, "chosen": (i, heads) == (0, 4)}
+        for i, order in enumerate(orders) for heads, limit in ((4, None), (8, 96))
+    ]  # fmt: skip
+    fig = figures.tile_sweep(pd.DataFrame(rows))
+    labels = {text.get_text() for text in fig.legends[0].get_texts()}
+    told = {f"{order} innermost" for order in orders} if len(orders) > 1 else set()
+    assert labels == {"8 pairs a thread", "8 pairs a thread, at most 96 registers", "chosen"} | told
+
+
+def test_tiles_that_read_heads_before_positions_are_hollow():
+    rows = [
+        {"cell": "1x1", "layout": "split_half", "seq_format": "thd", "status": "ok", "block_tokens": 1,
+         "block_heads": 4, "num_warps": 1, "innermost": "heads", "pairs_per_access": 8, "max_registers": 96,
+         "heads_first": heads_first, "fraction_of_copy": fraction, "chosen": fraction == 0.7}
+        for heads_first, fraction in ((False, 0.7), (True, 0.8), (False, 0.9))
+    ]  # fmt: skip
+    fig = figures.tile_sweep(pd.DataFrame(rows))
+    faces = {x: line.get_markerfacecolor() for line in fig.axes[0].lines for x in line.get_xdata() if x in (0.8, 0.9)}
+    assert faces[0.8] == "none" != faces[0.9]
+    assert "heads before positions" in {text.get_text() for text in fig.legends[0].get_texts()}
