@@ -34,7 +34,7 @@ SHOWN = [
     *(name for name in STEPS if name < "8" and name not in BESIDE), tile_name(1, 8, 2), "8 stages, adjacent pairs",
     *LIBRARY_AS,
 ]  # fmt: skip
-"""The contenders of the figure, with one tile of the last step."""
+"""The contenders of the first figure; the second figure has the other tiles."""
 
 _SIDES = "loads", "stores", "pairs"
 """The accesses that kernels of step 4 leave strided: one side, the other, or both."""
@@ -128,12 +128,19 @@ class Chapter:
         said = "".join(f"<p>{sentence}</p>" for sentence in self.compared(before, names[-1])) if before else ""
         display(HTML(f"<details><summary>Prediction, machine code and time</summary>{table.to_html()}{said}</details>"))
 
-    def figure(self) -> None:
-        """Draw the times of the steps over the time of the copy; or say that there are no times of the shape."""
-        if self.measured.empty:
+    def figure(self, name: str) -> None:
+        """Draw a figure of the shape: "fractions", "roofline" or "tiles"; or say that there are no times."""
+        rows, footer = self.measured, self._recorded[1]
+        if rows.empty:
             display(Markdown(f"*There is no figure: no times of {self.words}.*"))
             return
-        display(figures.fractions(self.measured, SHOWN, self._recorded[1]))
+        timed_machines = [machine for machine in self.machines if machine.name in set(rows.gpu)]
+        drawn = {
+            "fractions": lambda: figures.fractions(rows, SHOWN, footer),
+            "roofline": lambda: figures.roofline(rows, self.facts, timed_machines, SHOWN, footer),
+            "tiles": lambda: figures.tiles(rows, self.facts, footer),
+        }[name]()
+        display(drawn)
         show_records([RECORD], self.where)
 
     def table(self, names: Iterable[str]) -> pd.DataFrame:
