@@ -13,7 +13,7 @@ from ropelab.bench.packages import installations as packages_at_hand
 from ropelab.bench.records import MEASUREMENTS, Selection, load
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.broadcast import formula
-from ropelab.study.documents.deepspeed import callers, dispatch, evidence, figures, measure, peers
+from ropelab.study.documents.deepspeed import callers, dispatch, evidence, figures, findings, measure, peers
 from ropelab.study.engine.claims import load_claims
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Outcome
@@ -353,33 +353,7 @@ def test_the_cases_are_those_of_the_callers():
 # ---------------------------------------------------------------------------------------------- the figures
 
 
-def caller_frame(ours_us=20.0):
-    """A record as callers.callers() makes it."""
-    rows = []
-    for case in callers.cases():
-        for direction in ("forward", "backward"):
-            for name, us, launched in (
-                (callers.TORCHEMBED, 200.0, 4),
-                (callers.FORMULA, 220.0, 5),
-                (callers.OURS, ours_us, 1),
-            ):
-                rows.append({
-                    "caller": case.name, "in_tree": case.in_tree, "t": str(case.t), "tables": str(case.tables),
-                    "dtype": str(case.dtype), "table_dtype": str(case.table_dtype), "direction": direction,
-                    "contender": name, "status": "ok", "launches": launched, "tensor_bytes": 100, "extra_bytes": 100,
-                    "median_us": us, "copy_us": 18.0, "fraction_of_copy": 18.0 / us,
-                })  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def test_the_figures_say_what_the_records_say(tmp_path):
-    for frame, phrase in (
-        (caller_frame(), "ropelab is 10.0 times as fast as DeepSpeed with torchembed. In a forward ropelab launches 1"),
-        (caller_frame(ours_us=400.0), "is 0.5 times as fast"),
-    ):
-        fig = figures.callers(frame, "footer")
-        assert phrase in said(fig)
-        fig.savefig(tmp_path / "figure.png")
+def test_the_figures_say_what_the_records_say():
     for frame, phrase in (
         (record("deepspeed_correctness"), "torchembed 0.3.0 is off by up to 1.42 times its norm"),
         (changed("deepspeed_correctness", gradient_error=4e-8)(), "of every version is right"),
@@ -388,20 +362,29 @@ def test_the_figures_say_what_the_records_say(tmp_path):
     slow = record("deepspeed_launches").query("path in ('raw kernel', 'DeepSpeed API')").head(2)
     slow = slow.assign(median_us=[20.0, 60.0], copy_us=10.0)
     assert "3.0 times as long as alone. The function makes 4 launches and 3 tensors" in said(figures.paths(slow))
-    if PEERS_AT_HAND:
-        figures.gates(dispatched()).savefig(tmp_path / "gates.png")
+
+
+def test_the_table_of_the_gate_says_what_runs():
+    rows = [
+        {"caller": caller, "in_tree": in_tree, "version": version, "gate_open": version == "ropelab",
+         "expected": expected, "outcome": "different" if (caller, version) == ("b", "first") else "equal"}
+        for caller, in_tree, expected in (("b", True, "a result"), ("a", False, "an error"))
+        for version in ("first", "merged", "ropelab")
+    ]  # fmt: skip
+    table = findings.what_runs(pd.DataFrame(rows))
+    assert table.values.tolist() == [
+        ["b", True, "wrong: different", "formula", "kernel"],
+        ["a", False, *["as the formula: an error"] * 3],
+    ]
 
 
 @needs_peers
-def test_the_figure_of_the_gate_counts():
-    """The gate opens for 0 of 3 shapes after the merge, and for all shapes with ropelab."""
-    title = said(figures.gates(dispatched()))
-    assert "After the merge the kernel runs for 0 of 3 shapes of DeepSpeed's own callers, with ropelab for 3" in title
-    assert "Wrong results among 12 shapes: 11 in the first version, 3 in the merged version, 0 in ropelab" in title
-    wrong = change(dispatched(), "version == 'ropelab'", outcome="different")
-    assert "12 in ropelab" in said(figures.gates(wrong))
-    later = said(figures.gates(dispatched().query("version != 'first'")))
-    assert "shapes: 3 in the merged version" in later
+def test_after_the_merge_the_gate_opens_for_no_caller_and_ours_for_all():
+    table = findings.what_runs(dispatched())
+    wrong = table[["first", "merged", "ropelab"]].apply(lambda ran: ran.str.startswith("wrong").sum())
+    assert wrong.tolist() == [11, 3, 0] and len(table) == 12
+    merged, ours = findings.gates_of_callers(dispatched())
+    assert (merged["sum"], ours["sum"], ours["size"]) == (0, 3, 3)
 
 
 @pytest.mark.gpu

@@ -166,18 +166,18 @@ def test_faster_contenders_are_listed():
 
 
 def test_the_limits_of_a_call_are_facts_of_its_record():
-    def limits(**changes):
-        return judge.limits(record(**changes).iloc[0])
+    def facts(**changes):
+        return judge.facts(record(**changes).iloc[0])
 
-    assert limits() == ""
-    assert limits(store_bytes=4) == "accesses of 4 bytes"
-    assert limits(registers=64) == "" and limits(registers=65) == "65 registers, so 28 of 64 warps"
-    assert limits(positions="token", spills=2) == "registers in local memory; rows of the tables by position"
-    assert limits(rotary_dim=64) == "features that do not rotate are copied"
-    assert limits(rotary_dim=64, in_place=True) == "features that do not rotate lie between"
-    assert limits(table_free=True, converts=True, bytes=1e6) == (
-        "no tables: cosines and sines are computed; the result has the other layout; less than 16 MB"
-    )
+    assert facts() == []
+    assert facts(store_bytes=4) == [judge.NARROW]
+    assert facts(registers=64) == [] and facts(registers=65) == [judge.REGISTERS]
+    assert facts(positions="token", spills=2) == [judge.SPILLS, "rows of the tables by position"]
+    assert facts(rotary_dim=64) == ["features that do not rotate are copied"]
+    assert facts(rotary_dim=64, in_place=True) == ["features that do not rotate lie between"]
+    assert facts(table_free=True, converts=True) == [
+        "no tables: cosines and sines are computed", "the result has the other layout"
+    ]  # fmt: skip
 
 
 def test_causes_have_the_median_of_the_calls_with_each_fact():
@@ -192,7 +192,7 @@ def test_causes_have_the_median_of_the_calls_with_each_fact():
     large, few = (found[f"{size}: median"] for size in judge.SIZES)
     assert large[judge.NARROW] == pytest.approx(10 * 33 / 32 / 20) and large[judge.NOTHING] == pytest.approx(33 / 33.6)
     assert few[judge.NOTHING] == pytest.approx(0.8) and few[judge.SPILLS] == pytest.approx(10 / 10.5)
-    assert found[f"{judge.SIZES[0]}: calls"][judge.EVERY] == 2 and judge.SMALL not in found.index
+    assert found[f"{judge.SIZES[0]}: calls"][judge.EVERY] == 2
     said = dense.causes_sentence(found)
     assert "at least 10 calls" not in said, "a median of two calls is none of many"
     many = dense.causes_sentence(judge.causes(pd.concat(calls * 10, ignore_index=True)))
@@ -233,7 +233,7 @@ def test_regret():
     sweep = [record(median_us=us, chosen=us == 11, direction="forward", converts=False, full_width=False)
              for us in (10.0, 11.0, 15.0)]  # fmt: skip
     (row,) = judge.regret(pd.concat(sweep)).itertuples()
-    assert (row.tiles, row.regret, row.worst) == (3, pytest.approx(0.1), pytest.approx(0.5))
+    assert (row.tiles, row.regret) == (3, pytest.approx(0.1))
 
 
 def test_the_sentences_count_the_calls_and_the_losses():
@@ -248,10 +248,6 @@ def test_the_sentences_count_the_calls_and_the_losses():
     assert said[-1].startswith(
         "Another library is faster in 1 of 1 comparisons. At worst ropelab takes 1.22 times as long as vLLM, in place: "
     )
-    (missed,) = dense.heads_below_their_bar(frame).itertuples()
-    shown = judge.in_words(dense.heads_below_their_bar(frame))
-    assert list(shown) == ["call", "µs", "allowed, µs", "over", "limits"] and shown.call.iloc[0].startswith("a, ")
-    assert missed.median_us == 11.0 and missed.over == pytest.approx(11 / (10 * 33 / 32 / 0.95) - 1)
 
     fit, held_out = halves()
     regrets = pd.DataFrame({"model": [next(iter(fit)), next(iter(held_out)), next(iter(held_out))],

@@ -400,12 +400,10 @@ def test_figures_say_what_was_computed(errors):
     tops = findings.SMOKE_TOPS
     law = findings.law(LLAMA3, tops=tops, samples=16)
     moved = findings.attention(LLAMA3, tops, window=16, queries=2)
-    shipped = findings.models(samples=16)
     drawn = {
         findings.sentence(errors): figures.rotations(errors, "here"),
         findings.law_sentence(law): figures.law(law, "here"),
         findings.attention_sentence(moved): figures.attention(moved, "here"),
-        findings.models_sentence(shipped): figures.models(shipped, "here"),
     }
     for sentence, fig in drawn.items():
         assert title(fig) == sentence and any(text.get_text() == "here" for text in fig.texts)
@@ -423,6 +421,8 @@ def test_models_sentence_counts():
     assert findings.models_sentence(found).startswith(
         "With fp32 angles 1 of 2 models have fewer right bits than bfloat16. "
     )
+    bits = figures.right_bits(found).data
+    assert bits.index.get_level_values("length").is_monotonic_increasing and list(bits) == list(found.method.unique())
     better = found.assign(bits=found.bits.where(found.method != findings.USUAL, 9.0))
     assert findings.models_sentence(better).startswith("With fp32 angles 0 of 2 models")
 

@@ -523,12 +523,12 @@ def test_figures_draw_what_was_measured(tmp_path):
 
 
 @pytest.mark.parametrize("pair", [grids.CODE, grids.PACKAGES], ids=lambda pair: pair.words)
-def test_figures_and_sentences_say_whose_grids_they_show(pair):
+def test_figures_and_the_chapter_say_whose_grids_they_show(pair):
     """The conditions are judged where both grids run in every cell: the packages' grids are no pair for them."""
     frame, of_layer = of_pair(kernels(), pair), of_pair(layers(), pair)
-    for said in (findings.sum_counts(frame), findings.layer_counts(of_layer)):
-        assert said.startswith("TransformerEngine 2.18") == (pair == grids.PACKAGES)
-    assert findings.layer_counts(layers()).startswith("Both grids are our models. ")
+    for record in (frame, of_layer):
+        assert findings.whose(record).startswith("TransformerEngine 2.18") == (pair == grids.PACKAGES)
+    assert findings.whose(layers()) == "both grids are our models"
     for drawn, ages in ((te_figures.table_b(frame), ("old", "new")), (te_figures.layer(of_layer), ("new",))):
         labels = {text.get_text() for legend in drawn.legends for text in legend.get_texts()}
         assert {f"{age} grid ({pair.words})" for age in ages} <= labels, labels

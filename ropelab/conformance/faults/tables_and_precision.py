@@ -76,8 +76,8 @@ def to_tf32(x: torch.Tensor) -> torch.Tensor:
     symptom="errors of 1e-2 at position 131072",
     seen_in="imp#1325, mlxcel#1055",
     convention="plain",
-    must_fail=("large_positions",),
-    only_definition="only the law large_positions goes so far, and it compares with the definition",
+    must_fail=("definition", "large_positions"),
+    only_definition="it rotates by another angle, and a rotation by any angle is consistent",
 )
 def fast_math_sine(x, positions):
     angles = (positions.double()[..., None] * _frequencies(x)).float()

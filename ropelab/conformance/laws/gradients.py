@@ -106,11 +106,13 @@ def table_gradients(subject, sizes):
         parts = zip(names(case), along_each_table(subject, case, other), products(case, results), strict=True)
         shares = {table: products(case, half) for table, half in _halves(other, case).items()}
         for number, (name, found, (right, bound)) in enumerate(parts):
-            apart = found.keys() == shares.keys()
-            told = {table: (exact(d), *shares[table][number]) for table, d in found.items()} if apart else {}
-            whole = exact(torch.stack(list(found.values())).sum(0)), right, bound
-            for table, (d, share, near) in (told or {"tables": whole}).items():
-                times = _times(float(d[0]), float(share[0]), float(near[0]))
+            whole = exact(torch.stack(list(found.values())).sum(0))
+            wrong = {}
+            if abs(whole - right) > bound and found.keys() == shares.keys():  # the definition tells which table's
+                told = {table: (exact(d), *shares[table][number]) for table, d in found.items()}
+                wrong = {table: part for table, part in told.items() if abs(part[0] - part[1]) > part[2]}
+            for table, (d, share, near) in (wrong or {"tables": (whole, right, bound)}).items():
+                times = _times(float(d[0]), float(share[0]), float(near[0])) if wrong else ""
                 what = f"<{table}, their gradient from {name}{times}>"
                 yield Comparison(what, d, share, near, case, ("of all",))
 

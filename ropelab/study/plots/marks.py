@@ -53,9 +53,9 @@ def one(ax: Axes, *, at: float = 1, upright: bool = True, **style) -> None:
     (ax.axvline if upright else ax.axhline)(at, **({"color": "grey", "linestyle": "--", "linewidth": 1} | style))
 
 
-def published(ax: Axes, x, y, label: str, *, width: float, weight: float = 2.5) -> None:
+def published(ax: Axes, x, y, label: str, *, width: float) -> None:
     """Mark the values that a document prints: a black dash of ``width`` points at each value."""
-    ax.plot(x, y, "_k", markersize=width, markeredgewidth=weight, label=label)
+    ax.plot(x, y, "_k", markersize=width, markeredgewidth=2.5, label=label)
 
 
 def bars(ax: Axes, y, widths, height: float, *, place: int = 0, texts: Iterable[str] | None = None, **style) -> None:
@@ -79,15 +79,15 @@ def above(ax: Axes, xs, ys, texts: Iterable[str]) -> None:
         ax.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", size=8)
 
 
-def cells(ax: Axes, table: pd.DataFrame, texts=True, *, size: float = 8, labels: float = 8, **colors) -> None:
+def cells(ax: Axes, table: pd.DataFrame, texts=True, *, labels: float = 8, **colors) -> None:
     """Draw a table as a map: a coloured cell for each value, with its text.
 
     Args:
         texts: a text for each cell; by default the values with two digits.
-        size, labels: the sizes of the texts in the cells and beside the map, in points.
+        labels: the size of the texts beside the map, in points.
         colors: further arguments for ``seaborn.heatmap``, such as cmap, vmin and vmax.
     """
-    shown = {"annot": texts, "fmt": ".2f" if texts is True else "", "annot_kws": {"size": size}}
+    shown = {"annot": texts, "fmt": ".2f" if texts is True else "", "annot_kws": {"size": 8}}
     sns.heatmap(table, ax=ax, cbar=False, linewidths=0.5, **shown, **colors)
     mesh = ax.collections[0]
     mesh.update_scalarmappable()

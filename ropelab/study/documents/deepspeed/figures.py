@@ -1,71 +1,24 @@
-"""Draw the figures of DeepSpeed#8052: callers, gradients, launches, and bytes per second.
+"""Draw the figures of DeepSpeed#8052: gradients, launches, and bytes per second.
 
 The titles are computed from the records. ``footer`` names the machine and the date (`ropelab.study.plots.registry`).
 """
 
-import textwrap
 from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from ropelab.study.documents.deepspeed import callers as who
 from ropelab.study.documents.deepspeed import table_figures
-from ropelab.study.documents.deepspeed.evidence import PAST_THE_TABLES
 from ropelab.study.documents.deepspeed.findings import digits
 from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import grid
 
-_RIGHT = ("kernel", "formula", "as the formula: an error")
-_OUTCOMES = (*_RIGHT, "kernel, wrong result", PAST_THE_TABLES)
-_SHADES = ListedColormap([COLORBLIND[place] for place in (2, 9, 7, 3, 1)])
-_VERSIONS = {
-    "first": ("the first version", "first\nversion"),
-    "merged": ("the merged version", "merged\nversion"),
-    "ropelab": ("ropelab", "ropelab"),
-}
-"""Each version of the evidence deepspeed_dispatch -> its name in a sentence, and above its column."""
-_NAMES = {"torchembed": (who.TORCHEMBED, "raw kernel"), "eager": (who.FORMULA, "plain formula")}
 _LOOKS = CONTENDERS.extended(
-    {name: CONTENDERS.known[known] for known, names in _NAMES.items() for name in names},
+    {"raw kernel": CONTENDERS.known["torchembed"], "plain formula": CONTENDERS.known["eager"]},
     other=CONTENDERS.known["torchembed API"][1:],  # of the paths through the package
 )
-
-
-def gates(dispatch: pd.DataFrame, footer: str = "") -> Figure:
-    """A cell for each shape and version: the kernel, the formula, or a wrong result."""
-    frame = dispatch.assign(what=dispatch.apply(_what, axis=1))
-    table = frame.pivot(index="caller", columns="version", values="what")
-    shown = [version for version in _VERSIONS if version in table]  # the first needs the file of a commit
-    table = table.reindex(index=dict.fromkeys(frame.caller), columns=shown)
-    in_tree = frame[frame.in_tree & (frame.tokens > 1)]
-    wrong = {version: int((~rows.what.isin(_RIGHT)).sum()) for version, rows in frame.groupby("version")}
-    fused = in_tree[in_tree.what == "kernel"].groupby("version").size()
-    total = len(in_tree) // in_tree.version.nunique()
-    counts = ", ".join(f"{wrong[version]} in {_VERSIONS[version][0]}" for version in shown)
-    title = (
-        f"After the merge the kernel runs for {fused.get('merged', 0)} of {total} shapes of DeepSpeed's own callers, "
-        f"with ropelab for {fused.get('ropelab', 0)}. Wrong results among {len(table)} shapes: {counts}"
-    )
-    panels = grid(1, 1, (11.5, 0.42 * len(table) + 1.2), title, footer)
-    ax = panels.axes[0, 0]
-
-    marked = frame.drop_duplicates("caller").set_index("caller").in_tree.reindex(table.index)
-    labels = [f"{name}  (in DeepSpeed's tree)" if mark else name for name, mark in marked.items()]
-    kinds = table.map(_OUTCOMES.index).set_axis(labels).set_axis([_VERSIONS[version][1] for version in shown], axis=1)
-    marks.cells(ax, kinds, table, labels=9, cmap=_SHADES, vmin=-0.5, vmax=len(_OUTCOMES) - 0.5)
-    return panels.finish()
-
-
-def _what(row) -> str:
-    if row.outcome == "equal":
-        if row.expected == "an error":
-            return "as the formula: an error"
-        return "kernel" if row.gate_open else "formula"
-    return PAST_THE_TABLES if row.outcome == PAST_THE_TABLES else "kernel, wrong result"
 
 
 def gradients(correctness: pd.DataFrame, footer: str = "") -> Figure:
@@ -95,60 +48,6 @@ def gradients(correctness: pd.DataFrame, footer: str = "") -> Figure:
     ax.set(xscale="log", ylim=(-0.05, 1.6))
     ticks.at(ax.xaxis, sorted(ran.seq_len.unique()))
     return panels.finish("sequence length (tokens)", "relative error (L2), float32", legend=3)
-
-
-def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The speed of each caller's call as a fraction of a copy, with the launches and the extra memory of a forward."""
-    timed = frame[frame.status == "ok"]
-    own = timed[timed.in_tree]
-    ours, theirs = (own[own.contender == name] for name in (who.OURS, who.TORCHEMBED))
-    keys = ["caller", "direction"]
-    ratio = (theirs.set_index(keys).median_us / ours.set_index(keys).median_us).dropna()
-    faster, *launches = (
-        drawing.value_range(values, spec)
-        for values, spec in (
-            (ratio, ".1f"),
-            *((rows[rows.direction == "forward"].launches, ".0f") for rows in (ours, theirs)),
-        )
-    )
-    title = (
-        f"For DeepSpeed's own callers ropelab is {faster} times as fast as DeepSpeed with torchembed. In a forward "
-        f"ropelab launches {launches[0]} kernels and DeepSpeed {launches[1]}"
-    )
-    frame = frame.assign(row=_labels(frame))
-    place = marks.places(frame.row)
-    contenders = drawing.ordered(frame.contender, (who.TORCHEMBED, who.FORMULA, who.OURS))
-    panels = grid(1, 1, (11.5, 0.6 * len(place) + 0.9), title, footer)
-    ax = panels.axes[0, 0]
-    for name, offset in zip(contenders, np.linspace(0.27, -0.27, len(contenders)), strict=True):
-        rows = frame[(frame.contender == name) & (frame.direction == "forward")]
-        y, reached = place[rows.row] + offset, rows.fraction_of_copy.fillna(0)
-        marks.bars(ax, y, reached, 0.25, color=_LOOKS.color(name), label=f"{name}, forward")
-        back = timed.index[(timed.contender == name) & (timed.direction == "backward")]
-        look = {"marker": "d", "color": _LOOKS.color(name), "markeredgecolor": "black"}
-        marks.dots(ax, frame.fraction_of_copy[back], place[frame.row[back]] + offset, look, markersize=5,
-                   label="backward" if name == who.OURS else None)  # fmt: skip
-        beyond = frame[(frame.contender == name) & (frame.direction == "backward")].set_index("row").fraction_of_copy
-        right = np.maximum(reached, beyond.reindex(rows.row).fillna(0).to_numpy())
-        marks.beside(ax, right, y, [_what_runs(row) for row in rows.itertuples()], gap=7, size=7.5, zorder=4,
-                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # fmt: skip
-    marks.one(ax, zorder=3)  # below the text
-    ax.set_yticks(place, place.index)
-    ax.set(xlim=(0, 1.4))
-    return panels.finish("fraction of the best copy of t", legend=4)
-
-
-def _labels(frame: pd.DataFrame) -> pd.Series:
-    """The label of each caller: the shapes, and a mark on the callers in DeepSpeed's tree."""
-    dtypes = np.where(frame.dtype == frame.table_dtype, "", "\nfp16 with fp32 tables")
-    return frame.t + " with " + frame.tables + dtypes + np.where(frame.in_tree, "\nin DeepSpeed's tree", "")
-
-
-def _what_runs(row) -> str:
-    if row.status != "ok":
-        return textwrap.shorten(row.status, 64, placeholder=" …")
-    extra = row.extra_bytes / row.tensor_bytes
-    return f"{row.launches:.0f} launch{'es' * (row.launches > 1)}, {extra:.1f} tensors extra"
 
 
 def paths(launches: pd.DataFrame, footer: str = "") -> Figure:
@@ -181,7 +80,6 @@ def paths(launches: pd.DataFrame, footer: str = "") -> Figure:
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     **table_figures.FIGURES,
     "deepspeed_gradients": (("deepspeed_correctness",), gradients),
-    "deepspeed_callers": (("deepspeed_callers",), callers),
     "deepspeed_paths": (("deepspeed_launches",), paths),
 }
 """The name of a figure -> the studies, and the function that draws their tables with a footer."""

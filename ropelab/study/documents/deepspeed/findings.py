@@ -21,6 +21,15 @@ def gate_of_callers(dispatch: pd.DataFrame) -> str:
     )
 
 
+def what_runs(dispatch: pd.DataFrame) -> pd.DataFrame:
+    """A row for each caller, a column for each version: the kernel, the formula, or how the result is wrong."""
+    ran = dispatch.gate_open.map({True: "kernel", False: "formula"})
+    ran = ran.mask(dispatch.expected == "an error", "as the formula: an error")
+    rows = dispatch.assign(ran=ran.where(dispatch.outcome == "equal", "wrong: " + dispatch.outcome))
+    table = rows.pivot_table("ran", ["caller", "in_tree"], "version", aggfunc="first", sort=False).reset_index()
+    return table.rename(columns={"in_tree": "in DeepSpeed's tree"})
+
+
 def of_a_copy(table: pd.DataFrame, contender: str) -> str:
     """The speed of a contender as a fraction of the best copy, ``"0.89 to 0.97"``, over the cells where it is right."""
     return value_range(table[is_right(table) & (table.contender == contender)].fraction_of_copy)

@@ -16,7 +16,6 @@ from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.plots.panels import facet, grid
 
 MODES = ("eager", "compiled")
-IMPLS = {"llama": "adjacent pairs (llama)", "reference": "halves (reference)"}
 _CELL = ["batch", "seq_len", "encoding_dim", "mode", "direction"]
 _RATIO_LABELS = {"llama": "both in pairs\nRRE/RE llama", "reference": "both in halves\nRRE/RE reference",
                  "native": "each in its own layout\nRRE ref./RE llama"}  # fmt: skip
@@ -24,37 +23,6 @@ _STATED = "published, 27 cells"
 _SERIES = {_STATED: "0.45", "here, forward": COLORBLIND[0], "here, forward and backward": COLORBLIND[1]}
 _MODES = {("compiled", "compiled"): 3, ("eager", "eager"): 7, ("kernel", "ropelab"): 0}  # and the name in the legend
 _TIMES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20)
-
-
-def slowdowns(timings: pd.DataFrame, footer: str = "") -> Figure:
-    """The time of each implementation's forward over the time of our kernel, a dot for each of the 27 shapes."""
-    times = drawing.timed(timings)
-    times = times[times.direction == "forward"]
-    cell = ["batch", "seq_len", "encoding_dim"]
-    ours = {i: times[times.contender == f"ropelab {i}"].set_index(cell).median_us for i in IMPLS}
-    found = times[times.contender.isin(IMPLEMENTATIONS)].set_index(cell)
-    over = [row.median_us / ours[row.contender.split()[1]].get(at, np.nan) for at, row in found.iterrows()]
-    found = found.assign(over=over).dropna(subset="over").reset_index()
-    medians = found.groupby(["contender", "mode"]).over.median()
-    nearest = ", ".join(medians.idxmin()) + f", with {medians.min():.2f} times its time" if len(found) else "none"
-    title = f"Nearest to ropelab's kernel comes {nearest}"
-    native = {"RE llama": " (native)", "RRE reference": " (native)"}
-    found = found.assign(row=found.contender + found.contender.map(native).fillna("") + ", " + found["mode"])
-    place = marks.places(found.groupby("row").over.median().sort_values().index)
-    sheet = grid(1, 1, (9.5, 0.42 * len(place) + 1.0), title, footer)
-    ax = sheet.axes[0, 0]
-    for shift, (batch, rows), color in zip((0.18, 0, -0.18), found.groupby("batch"), COLORBLIND, strict=False):
-        look = {"color": color, "marker": "o", "markersize": 5, "alpha": 0.7}
-        marks.dots(ax, rows.over, place[rows.row] + shift, look, label=f"B = {batch}")
-    medians = found.groupby("row").over.median()
-    marks.beside(ax, [1.0] * len(medians), place[medians.index], medians.map("{:.2f}".format), gap=6,
-                 xycoords=marks.ACROSS)  # fmt: skip
-    marks.one(ax)
-    marks.rows(ax, place, left=0.9 * found.over.min())
-    ax.set(xscale="log", title="at the right: the median")
-    ticks.at(ax.xaxis, [1, 1.5, 2, 3, 5, 8], "{:g}".format)
-    named = timings.assign(contender=timings["mode"].fillna("") + " " + timings.contender)
-    return sheet.finish("forward: time over the time of ropelab's kernel", legend=3, untimed=named)
 
 
 def of_a_copy(timings: pd.DataFrame, footer: str = "") -> Figure:
@@ -142,7 +110,6 @@ def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
 
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
-    "fairseq2_forward": (("fairseq2_grid",), slowdowns),
     "fairseq2_of_a_copy": (("fairseq2_grid",), of_a_copy),
     "fairseq2_ratios": (("fairseq2_grid",), published_ratios),
     "fairseq2_memory": (("fairseq2_inductor",), memory_and_kernels),

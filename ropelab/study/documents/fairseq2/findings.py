@@ -70,6 +70,19 @@ def of_a_copy(grid: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def over_ropelab(grid: pd.DataFrame) -> pd.DataFrame:
+    """The time of each encoder's forward over that of ropelab's kernel in the same layout, the fastest encoder first.
+
+    Columns: contender, mode, and of the shapes with both times: shapes (their number), least, median and most.
+    """
+    rows = comparison.timed(grid).query("direction == 'forward'")
+    rows = rows.assign(layout=rows.contender.str.split().str[1])
+    ours = rows["mode"] == "kernel"
+    both = rows[~ours].merge(rows[ours], on=[*SHAPE, "layout"], suffixes=("", "_ours"))
+    over = (both.median_us / both.median_us_ours).groupby([both.contender, both["mode"]])
+    return over.agg(shapes="size", least="min", median="median", most="max").sort_values("median").reset_index()
+
+
 def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -> str:
     """A few sentences on the speed of ropelab's kernel where a head is as wide as the model, and on shared tables.
 

@@ -13,8 +13,7 @@ from ropelab.interop import sglang as interop
 from ropelab.kernels import use_backend
 from ropelab.layout.pairing import join
 from ropelab.study.documents.sglang import calls, operators
-from ropelab.study.documents.sglang.contenders import FLASH
-from ropelab.study.documents.sglang.measure import FIRST_GRID, HEAD_SIZES
+from ropelab.study.documents.sglang.measure import HEAD_SIZES
 from ropelab.study.engine.computed import evidence
 
 DOCUMENTS = ROOT / "data" / "documents"
@@ -138,24 +137,6 @@ def _rotated(x: torch.Tensor, tables) -> torch.Tensor:
     y = x.clone()
     operators.document(*tables, y, None, x.shape[-1], True)
     return y
-
-
-@evidence("sglang_bytes", "derived from the protocol of the document's benchmark")
-def protocol_bytes() -> pd.DataFrame:
-    """The heads that each contender of the document's benchmark moves for each token.
-
-    Columns q_heads, k_heads, head_dim, contender, rotated, cloned, and over: rotated and cloned heads over the heads
-    that the first version's kernel rotates and clones.
-    """
-    rows = []
-    for q_heads, k_heads, head_dim in dict.fromkeys(cell[1:] for cell in FIRST_GRID):
-        own = q_heads + k_heads
-        for contender, rotated, cloned in ((THEIR_OPERATOR, own, own), (FLASH, 2 * q_heads, 3 * q_heads)):
-            rows.append({
-                "q_heads": q_heads, "k_heads": k_heads, "head_dim": head_dim, "contender": contender,
-                "rotated": rotated, "cloned": cloned, "over": (rotated + cloned) / (2 * own),
-            })  # fmt: skip
-    return pd.DataFrame(rows)
 
 
 @evidence("sglang_alignment", "derived from the head sizes of the document's tests, and 96")

@@ -3,23 +3,12 @@
 ``OLD`` and ``NEW`` are the grids of the pair that `grids.chosen` finds in the record.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 
 from ropelab.bench.rows import is_right
 from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS, LINEAR
-from ropelab.study.documents.transformer_engine.grids import (
-    ALL,
-    FORCED,
-    NEW,
-    OLD,
-    PACKAGES,
-    Grids,
-    canonical,
-    chosen,
-)
+from ropelab.study.documents.transformer_engine.grids import FORCED, NEW, OLD, PACKAGES, canonical, chosen
 from ropelab.study.documents.transformer_engine.layer import ALONE, LAYER, WITHOUT
 from ropelab.study.documents.transformer_engine.measure import GIVEN, INTEROP, SUMMED
 from ropelab.study.engine import noise
@@ -36,9 +25,9 @@ def times(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
     return _by_cell(kernels, step, "median_us")
 
 
-def intervals(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
+def intervals(kernels: pd.DataFrame) -> pd.DataFrame:
     """The table of ``times`` with the interval of each time in place of the median."""
-    return _by_cell(kernels.assign(interval=kernels[is_right(kernels)].apply(noise.time, axis=1)), step, "interval")
+    return _by_cell(kernels.assign(interval=kernels[is_right(kernels)].apply(noise.time, axis=1)), GIVEN, "interval")
 
 
 def _by_cell(kernels: pd.DataFrame, step: str, values: str) -> pd.DataFrame:
@@ -155,12 +144,6 @@ IN_WORDS = {
 """Names of columns in the words of the chapter."""
 
 
-def packings(kernels: pd.DataFrame, step: str) -> pd.DataFrame:
-    """The times of table B, without the columns in which its packings do not differ."""
-    table = times(kernels, step).query("part == 'table B'")
-    return table.drop(columns=["part", "kind", "tokens", "freqs_len", "cp_size", "cp_rank"]).rename(columns=IN_WORDS)
-
-
 def costly(table: pd.DataFrame, name: str) -> pd.DataFrame:
     """The columns of `missed` that name the packing, the choice of the heuristic and its cost."""
     found = missed(table, name)[[*CELL[1:], name, f"{name}_costs"]]
@@ -173,13 +156,6 @@ def layer_spans(layer: pd.DataFrame) -> pd.DataFrame:
     whole = layer[(layer.what == LAYER) & is_right(layer)]
     ms = whole[["q20_us", "median_us", "q80_us"]].div(1000).set_axis(["least", "middle", "most"], axis=1)
     return whole[["n_seqs", "contender"]].join(ms)
-
-
-def layer_times(layer: pd.DataFrame) -> pd.DataFrame:
-    """The milliseconds of `layer_spans` in words: a row for each n_seqs, a column for each contender."""
-    spans = layer_spans(layer)
-    ms = [f"{row.middle:.2f} ({row.least:.2f} to {row.most:.2f})" for row in spans.itertuples()]
-    return spans.assign(ms=ms).pivot(index="n_seqs", columns="contender", values="ms").reset_index()
 
 
 def sum_effects(kernels: pd.DataFrame) -> pd.DataFrame:
@@ -206,15 +182,15 @@ def sum_counts(kernels: pd.DataFrame) -> str:
     effects = sum_effects(kernels)
     added = effects.added_us[~effects.contender.map(label).str.contains("model")]
     return (
-        f"{_whose(kernels)}In the median of the packings the sum and its gradient add {value_range(added, '.0f')} µs "
+        f"In the median of the packings the sum and its gradient add {value_range(added, '.0f')} µs "
         "to a kernel (our models left out), and the document's times contain them. Without the sum the largest "
         f"speed-up of the new grid over the old grid is {ratios[0]:.0f} instead of {ratios[1]:.0f}."
     )
 
 
-def whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
+def whose(kernels: pd.DataFrame) -> str:
     """The words that name the source of the grids in a record."""
-    pair = chosen(kernels, allowed)
+    pair = chosen(kernels)
     if pair == PACKAGES:
         return "TransformerEngine 2.18 has the old grid, and the new grid is the choice of TransformerEngine 2.20"
     return (
@@ -222,14 +198,6 @@ def whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
         if pair.basis is Basis.MODEL
         else f"both grids come from the file of the {pair.words}"
     )
-
-
-def _whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
-    """The source of the grids as a sentence; "" where they come from the document's own file."""
-    if chosen(kernels, allowed).basis is Basis.CODE:
-        return ""
-    said = whose(kernels, allowed)
-    return f"{said[0].upper()}{said[1:]}. "
 
 
 def beside_the_packages(table: pd.DataFrame) -> str:
@@ -259,7 +227,7 @@ def table_b_counts(kernels: pd.DataFrame) -> str:
         return ", and ".join(each)
 
     return (
-        f"{_whose(kernels)}From {table.n_seqs.min():,} to {table.n_seqs.max():,} sequences in "
+        f"From {table.n_seqs.min():,} to {table.n_seqs.max():,} sequences in "
         f"{table.tokens.iloc[0]:,} tokens, both passes take {times_of(ours)}. "
         f"They take {times_of({NEW: 'the new grid', OLD: 'the old grid'})}."
     )
@@ -279,9 +247,7 @@ def skew_counts(kernels: pd.DataFrame) -> str:
     table = choices(kernels)
     table = table[table.kind == "skewed"]
     each = [f" The {name} heuristic {missed_words(table, name)}." for name in HEURISTICS]
-    return (
-        f"{_whose(kernels, FORCED)}One long sequence among short sequences needs a table of its length.{''.join(each)}"
-    )
+    return f"One long sequence among short sequences needs a table of its length.{''.join(each)}"
 
 
 def block_price(fit: pd.DataFrame) -> str:
@@ -297,7 +263,7 @@ def blocks_count(kernels: pd.DataFrame) -> str:
         return ""
     row = fit.loc[fit.dead_blocks.idxmax()]
     return (
-        f"{_whose(kernels)}The old grid takes {block_price(fit)}. "
+        f"The old grid takes {block_price(fit)}. "
         f"{row.dead_blocks:,} empty blocks take {row.beyond_us / 1000:,.0f} ms.{_beside_a_token(fit)}"
     )
 
@@ -322,7 +288,7 @@ def layer_counts(layer: pd.DataFrame) -> str:
         if name in table
     ]
     said = f"In the layer the rotation of q and k alone takes {', '.join(parts)}."
-    return " ".join(filter(None, (f"{_whose(layer)}{said}", _added(layer), _beside_the_new_grid(layer))))
+    return " ".join(filter(None, (said, _added(layer), _beside_the_new_grid(layer))))
 
 
 def _added(layer: pd.DataFrame) -> str:

@@ -156,23 +156,10 @@ def shortcomings(found: Catalogue) -> list[str]:
 # -------------------------------------------------------------------------------------------------------- blindness
 
 
-def by_law(found: Catalogue) -> pd.DataFrame:
-    """For each law, the numbers of faults that it kills, kills alone and lets pass, and to which it does not apply."""
-    killed = found.killed
-    alone = killed[killed.sum(axis=1) == 1].sum()
-    counts = {
-        "kills": killed.sum(),
-        "alone": alone,
-        "lets pass": (found.matrix == "pass").sum(),
-        "not applicable": (found.matrix == "not applicable").sum(),
-    }
-    return pd.DataFrame(counts)
-
-
-def alone(found: Catalogue) -> pd.DataFrame:
-    """The rows of `by_law` of the laws that alone kill a fault, those with the most such faults first."""
-    laws = by_law(found)
-    return laws[laws.alone > 0].sort_values("alone", ascending=False)
+def alone(found: Catalogue) -> pd.Series:
+    """The number of faults that a law alone kills, for each law with such faults; those with the most come first."""
+    once = found.killed[found.killed.sum(axis=1) == 1].sum()
+    return once[once > 0].sort_values(ascending=False).rename("faults killed alone")
 
 
 def unseen(found: Catalogue, laws: Iterable[str] = SELF_CONSISTENCY) -> list[str]:

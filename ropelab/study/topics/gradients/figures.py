@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from ropelab.conformance.bounds import fraction
 from ropelab.kernels import INTERPRETED
-from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.plots.panels import computed_here
 from ropelab.study.topics.gradients import bound_evidence, wrong_backward
@@ -51,29 +50,6 @@ def _fault_panel(ax, faults: pd.DataFrame) -> None:
     label = f"{_OVER_BOUND} (of the mildest fault: {mildest:.0f})"
     ax.set(xscale="log", xlim=(0.3, None), ylabel="", xlabel=label, title=title)
     ax.legend(**_SMALL_LEGEND, loc="upper right")
-
-
-@mpl.rc_context(_STYLE)
-def relative_position_figure(case: bound_evidence.Case, dtype: torch.dtype = torch.bfloat16) -> Figure:
-    """The scores of one query and one key at all positions (m, n) against n - m, with the exact curve."""
-    measured, truth, bound = bound_evidence.relative_scores(case, dtype, LAYOUTS[0])
-    one = (0, slice(None), slice(None), 0)
-    distance = np.arange(case.seq_len)[None, :] - np.arange(case.seq_len)[:, None]
-    distances = range(1 - case.seq_len, case.seq_len)
-    score, curve = (a[one].sum(-1).astype(float) for a in (measured, truth))
-
-    fig, ax = plt.subplots(figsize=(7, 3.8), layout="constrained")
-    label = f"measured in {bound_evidence.short_name(dtype)}, all {score.size} pairs (m, n)"
-    ax.scatter(distance, score, s=22, color=COLORBLIND[0], lw=0, zorder=3, label=label)
-    meant = [curve[distance == d].mean() for d in distances]
-    ax.plot(distances, meant, color=COLORBLIND[1], lw=2.5, label="definition, from n − m alone")
-    spread = max(np.ptp(score[distance == d]) for d in distances) / np.ptp(score)
-    last = case.first_position + case.seq_len - 1
-    title = f"{score.size} scores at positions {case.first_position} to {last} lie on one curve of n − m"
-    off = f"spread {spread:.1%} of the range, {fraction(measured - truth, bound):.2f} of the rounding bound"
-    ax.set(xlabel=f"n − m (positions); {off}", ylabel="score  ⟨R$_m$ q, R$_n$ k⟩", title=title)
-    ax.legend(fontsize=9)
-    return _finish(fig, bound_evidence.backend())
 
 
 @mpl.rc_context(_STYLE)

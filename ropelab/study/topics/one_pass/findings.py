@@ -7,7 +7,7 @@ import pandas as pd
 from ropelab.bench.rows import timed
 from ropelab.bench.same_places import NAME as PLACES
 from ropelab.study.engine.words import value_range
-from ropelab.study.topics.one_pass.traffic import LAUNCHES
+from ropelab.study.topics.one_pass.traffic import bytes_moved
 from ropelab.study.topics.performance import findings as training
 from ropelab.study.topics.performance.comparison import COPY, times_beside_copy
 
@@ -120,12 +120,12 @@ def beside_peers(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return table[table[FLASHINFER].notna() | (table[VLLM].notna() & usual)].fillna("")
 
 
-def ceiling_sentence(ceilings: pd.DataFrame, ratio: int = 4) -> str:
-    """The sentence on the ceilings at one ratio of heads."""
-    rows = ceilings[ceilings.ratio == ratio].set_index(["launches", "cache"]).ceiling
-    three, two, _ = LAUNCHES
+def ceiling_sentence(q_heads: int, k_heads: int, head_dim: int) -> str:
+    """How much faster one pass is than separate launches by `traffic.bytes_moved`, with these heads of q and of k."""
+    moved = bytes_moved(q_heads, k_heads, head_dim)
+    (three, two, _), (three_8, two_8, _) = (moved[f"{bits}-bit cache, passes"] for bits in (16, 8))
     return (
-        f"With {ratio} query heads for each key head and a cache in 16 bits, one pass is by bytes "
-        f"{rows[three, 16]:.2f} times as fast as three launches and {rows[two, 16]:.2f} times as fast as two. With a "
-        f"cache in 8 bits it is {rows[three, 8]:.2f} and {rows[two, 8]:.2f} times as fast."
+        f"With {q_heads // k_heads} query heads for each key head and a cache in 16 bits, one pass is by bytes "
+        f"{three:.2f} times as fast as three launches and {two:.2f} times as fast as two. With a cache in 8 bits it is "
+        f"{three_8:.2f} and {two_8:.2f} times as fast."
     )

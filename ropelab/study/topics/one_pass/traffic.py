@@ -1,11 +1,7 @@
 """Count the bytes between the projections and attention: in one pass, and in separate launches."""
 
-from collections.abc import Sequence
-
 import pandas as pd
 
-RATIOS = (1, 2, 4, 7, 8, 16)
-"""The heads of q for each head of k in models of today. 1 means no grouped queries, and 7 is Qwen2.5-7B's ratio."""
 LAUNCHES = {
     "norm; rotation; cache": lambda q, k, e, c: 4 * e * (q + k) + 2 * e * k + 2 * c * k,
     "norm and rotation; cache": lambda q, k, e, c: 2 * e * (q + k) + 2 * e * k + 2 * c * k,
@@ -40,28 +36,3 @@ def bytes_moved(q_heads: int, k_heads: int, head_dim: int, activation: int = 2) 
         columns[f"{8 * cache}-bit cache, kB"] = kilobytes
         columns[f"{8 * cache}-bit cache, passes"] = kilobytes / kilobytes.iloc[-1]
     return pd.DataFrame(columns)
-
-
-def ceilings(ratios: Sequence[int] = RATIOS, head_dim: int = 128, activation: int = 2) -> pd.DataFrame:
-    """The most that one pass can be faster than separate launches, if every launch runs at the speed of a copy.
-
-    Args:
-        ratios: heads of q for each head of k.
-        head_dim, activation: as for `bytes_moved`; the ceilings do not depend on the features of a head.
-
-    Returns:
-        A row for each ratio, format of the cache and separate launches: ``ratio``, ``cache`` (its bits), ``launches``,
-        and ``ceiling``, a factor.
-    """
-    rows = []
-    for ratio in ratios:
-        moved = bytes_moved(ratio, 1, head_dim, activation)
-        for bits in (16, 8):
-            passes = moved[f"{bits}-bit cache, passes"].iloc[:-1]
-            rows += [{"ratio": ratio, "cache": bits, "launches": name, "ceiling": n} for name, n in passes.items()]
-    return pd.DataFrame(rows)
-
-
-def by_ratio(ceilings: pd.DataFrame) -> pd.DataFrame:
-    """`ceilings` with a row for each ratio of heads, a column for each cache and each way to launch."""
-    return ceilings.pivot_table(index="ratio", columns=["cache", "launches"], values="ceiling", sort=False)

@@ -177,20 +177,6 @@ def causes_sentence(causes: pd.DataFrame) -> str:
     return f"{said} The lowest median of at least {_OFTEN} calls there is {often.min():.2f} ({often.idxmin()})."
 
 
-def heads_below_their_bar(frame: pd.DataFrame) -> pd.DataFrame:
-    """The calls of ``model_heads`` that miss their bar, the worst first.
-
-    ``over`` is the time over the bar, minus 1; ``limits`` is `model_heads.limits`.
-    """
-    judged = model_heads.judged(frame)
-    missed = judged[~judged.meets]
-    missed = missed.assign(
-        over=missed.median_us / missed.allowed_us - 1, limits=missed.apply(model_heads.limits, axis=1)
-    )
-    columns = ["cell", "layout", "seq_format", "dtype", "positions", "in_place", "median_us", "allowed_us", "over"]
-    return missed.sort_values("over", ascending=False)[[*columns, "limits"]]
-
-
 def regret_sentences(regrets: pd.DataFrame) -> list[str]:
     """The loss of the chosen tile, for the models of the fit and the others; ``regrets`` is `model_heads.regret`."""
     found = []

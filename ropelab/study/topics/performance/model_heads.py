@@ -52,53 +52,28 @@ def judged(frame: pd.DataFrame) -> pd.DataFrame:
 def faster(frame: pd.DataFrame) -> pd.DataFrame:
     """The cells in which another library took less time than ropelab: cell, contender, and the quotient of the times.
 
-    Columns: the columns that identify the cell, contender, median_us, ours_us, ours_over_theirs, leaves_rest, and the
-        limits of our call (`limits`).
+    Columns: the columns that identify the cell, contender, median_us, ours_us, ours_over_theirs, leaves_rest.
         leaves_rest: whether the library overwrites its input and leaves the features that do not rotate, which ropelab
         has to copy to new tensors in this cell.
     """
     identity = ["model", "cell", "layout", "seq_format", "storage", "dtype", "positions", "in_place"]
     good = frame[frame.status == "ok"]
-    ours = good[good.contender == _OURS]
-    ours = ours.assign(ours_us=ours.median_us, limits=ours.apply(limits, axis=1)).set_index(identity)[
-        ["ours_us", "limits"]
-    ]
+    ours = good[good.contender == _OURS].set_index(identity).median_us.rename("ours_us")
     others = good[good.contender != _OURS].join(ours, on=identity)
     others = others.assign(ours_over_theirs=others.ours_us / others.median_us)
     ahead = others[others.ours_over_theirs > 1].sort_values("ours_over_theirs", ascending=False)
     overwrites = ahead.contender.isin(peer.name for peer in PEERS if peer.in_place)
     ahead = ahead.assign(leaves_rest=overwrites & ~ahead.in_place & (ahead.rotary_dim < ahead.head_dim))
-    return ahead[[*identity, "contender", "median_us", "ours_us", "ours_over_theirs", "leaves_rest", "limits"]]
+    return ahead[[*identity, "contender", "median_us", "ours_us", "ours_over_theirs", "leaves_rest"]]
 
 
-def in_words(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with one column in words, ``call``, in the place of the columns that identify a call."""
-    texts = rows.reindex(columns=["cell", "storage", "layout", "seq_format", "dtype", "positions"]).astype(object)
-    texts = texts.fillna("").replace({"none": "", "contiguous": ""})
-    in_place = rows.in_place.map({True: "in place", False: ""})
-    words = [", ".join(filter(None, row)) for row in zip(*(texts[name] for name in texts), in_place, strict=True)]
-    kept = rows.drop(columns=[*texts, "in_place", "model"], errors="ignore")
-    kept.insert(0, "call", words)
-    return kept.rename(columns={"median_us": "µs", "allowed_us": "allowed, µs"})
-
-
-NARROW, REGISTERS, SPILLS, SMALL, NOTHING = (
+NARROW, REGISTERS, SPILLS, NOTHING = (
     "accesses below 16 bytes", "registers leave room for fewer than 32 of 64 warps", "registers in local memory",
-    "less than 16 MB", "none of these",
+    "none of these",
 )  # fmt: skip
 EVERY = "all calls"
 SIZES = "16 MB and more", "less than 16 MB"
 """The two sizes of calls in `causes`."""
-
-
-def limits(row: pd.Series) -> str:
-    """The facts that set a call of ours apart from a copy with accesses of 16 bytes; ``row`` is a row of the record."""
-    narrowest = min(row.load_bytes, row.store_bytes)
-    exact = {
-        NARROW: f"accesses of {narrowest:.0f} bytes",
-        REGISTERS: f"{row.registers:.0f} registers, so {_warps(row.registers)} of {_MOST_WARPS} warps",
-    }
-    return "; ".join(exact.get(fact, fact) for fact in _facts(row))
 
 
 def causes(frame: pd.DataFrame) -> pd.DataFrame:
@@ -109,7 +84,7 @@ def causes(frame: pd.DataFrame) -> pd.DataFrame:
         number, and the median of their fraction of the limit.
     """
     ours = judged(frame)
-    found = ours.apply(lambda row: [fact for fact in _facts(row) if fact != SMALL] or [NOTHING], axis=1)
+    found = ours.apply(lambda row: facts(row) or [NOTHING], axis=1)
     each = pd.concat([ours.assign(fact=EVERY), ours.assign(fact=found).explode("fact")])
     groups = each.groupby(["fact", "large"]).fraction_of_limit
     table = pd.DataFrame({"calls": groups.size(), "median": groups.median()}).unstack("large")
@@ -122,8 +97,11 @@ def causes(frame: pd.DataFrame) -> pd.DataFrame:
     return table.reindex(columns=columns).set_axis(named, axis=1).rename_axis(index="calls with")
 
 
-def _facts(row: pd.Series) -> list[str]:
-    """The facts of `limits`. The compiler's counters tell the width of the accesses and the room for warps."""
+def facts(row: pd.Series) -> list[str]:
+    """The facts that set a call of ours apart from a copy with accesses of 16 bytes; ``row`` is a row of the record.
+
+    The compiler's counters tell the width of the accesses and the room for warps.
+    """
     narrowest = min(row.load_bytes, row.store_bytes)
     found = {
         NARROW: narrowest < _VECTOR,
@@ -134,7 +112,6 @@ def _facts(row: pd.Series) -> list[str]:
         "the result has the other layout": row.converts,
         "features that do not rotate are copied": row.rotary_dim < row.head_dim and not row.in_place,
         "features that do not rotate lie between": row.rotary_dim < row.head_dim and row.in_place,
-        SMALL: row.bytes < LARGE_BYTES,
     }
     return [fact for fact, applies in found.items() if applies]
 
@@ -209,13 +186,11 @@ def counted(counters: pd.DataFrame) -> str:
 def regret(frame: pd.DataFrame) -> pd.DataFrame:
     """The time of the chosen tile over the time of the best tile, minus 1, for each cell of `tile_regret`.
 
-    Columns: the columns that identify the cell, bytes, tiles (how many were tried), regret, worst (the same for the
-        slowest tile).
+    Columns: the columns that identify the cell, bytes, tiles (how many were tried), regret.
     """
     identity = ["model", "cell", "layout", "seq_format", "storage", "dtype", "direction", "positions", "in_place",
                 "converts", "full_width", "bytes"]  # fmt: skip
     times = frame[frame.status == "ok"].groupby(identity, sort=False)
     chosen = frame[frame.chosen & (frame.status == "ok")].groupby(identity, sort=False).median_us.min()
-    best, worst = times.median_us.min(), times.median_us.max()
-    found = {"tiles": times.size(), "regret": chosen / best - 1, "worst": worst / best - 1}
+    found = {"tiles": times.size(), "regret": chosen / times.median_us.min() - 1}
     return pd.DataFrame(found).reset_index()

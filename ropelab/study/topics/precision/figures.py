@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from pandas.io.formats.style import Styler
 
-from ropelab.study.plots import drawing, marks, ticks
+from ropelab.study.plots import drawing, ticks
 from ropelab.study.plots.looks import COLORBLIND, Looks
 from ropelab.study.plots.panels import Panels, facet, grid
 from ropelab.study.topics.precision import findings
@@ -102,22 +103,11 @@ def attention(found: pd.DataFrame, footer: str = "") -> Figure:
     return _finish(panels, "position of the query (tokens; largest of each octave)")
 
 
-def models(found: pd.DataFrame, footer: str = "") -> Figure:
-    """The right bits of a rotated pair at every model's longest context (rows), for each method (columns)."""
-    bits = found.pivot(index="model", columns="method", values="bits")
-    bits = bits.reindex(index=list(dict.fromkeys(found.model)), columns=list(dict.fromkeys(found.method)))
-    lengths = found.drop_duplicates("model").set_index("model").length
-    bits = bits.loc[lengths.sort_values(kind="stable").index]
-    size = (4.4 + 1.15 * bits.shape[1], 0.3 * len(bits) + 0.9)
-    panels = grid(1, 1, size, findings.models_sentence(found), footer)
-
-    names = [f"{name}   {lengths[name]:,}" for name in bits.index]
-    texts = bits.map(lambda value: f"{value:.1f}" if value else "none")
-    shown = bits.set_axis(names).set_axis(bits.columns.str.replace(" ", "\n", n=1), axis=1)
-    marks.cells(panels.axes[0, 0], shown, texts, size=9, labels=9, cmap="cividis", vmin=0, vmax=24)
-    return panels.finish(
-        "right bits of a rotated pair (worst plane and position) at the model's longest context, in tokens"
-    )
+def right_bits(found: pd.DataFrame) -> Styler:
+    """The right bits of models: a row for each longest context and model, and a column for each method."""
+    table = found.pivot_table(index=["length", "model"], columns="method", values="bits", sort=False)
+    table = table.sort_index(level="length", sort_remaining=False)
+    return table.style.format("{:.1f}").background_gradient("cividis", vmin=0, vmax=24)
 
 
 # ---------------------------------------------------------------------------------------------------------- helpers

@@ -1,12 +1,8 @@
 """Show where an epilogue finds the two features of a pair: in which thread, and how far apart."""
 
-import inspect
-from html import escape
-
 import pandas as pd
 import torch
 
-from ropelab.kernels import projection_triton
 from ropelab.layout.pairing import LAYOUTS, pairs
 
 SUBTILE = 32
@@ -43,10 +39,3 @@ def meetings() -> pd.DataFrame:
                 "one thread": words[same], "one piece": words[piece],
             })  # fmt: skip
     return pd.DataFrame(rows)
-
-
-def listing(summary: str, *names: str) -> str:
-    """The source of functions of the kernel, folded below ``summary``, as HTML."""
-    found = [inspect.getsource(getattr(projection_triton, name).fn).rstrip() for name in names]
-    source = "\n\n\n".join(found).replace("  # fmt: skip", "")
-    return f"<details><summary>{summary}</summary><pre>{escape(source)}</pre></details>"

@@ -94,13 +94,6 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def loss_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """The ranges of `losses` in percent over large products, for each GPU and K."""
-    rows = _large(losses(frame)).groupby(["gpu", "inputs"], sort=False)[["product", "epilogue"]]
-    found = rows.agg(lambda values: value_range(100 * values, ".1f").replace("-0.0", "0.0"))
-    return found.rename(columns={"product": "product, % of cuBLAS", "epilogue": "rotation, % of our product"})
-
-
 def best(frame: pd.DataFrame) -> pd.DataFrame:
     """For each product on each GPU: the fastest contender without a pass, and its time over that with the pass."""
     table = times(frame)
@@ -127,21 +120,6 @@ def over_cublas(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     for other in others:
         first = first + " / " + other
     return first
-
-
-def first_size(rows: pd.DataFrame) -> int | None:
-    """The fewest tokens from which a contender without a pass is faster at all further sizes; None if at none."""
-    rows = rows.sort_values("tokens", ascending=False)
-    wins = rows[(rows.ratio < 1).cummin()]
-    return None if wins.empty else int(wins.tokens.min())
-
-
-def sizes(frame: pd.DataFrame) -> pd.DataFrame:
-    """`first_size` for each K (rows) and for each GPU and heads of q and k (columns)."""
-    rows = best(frame)
-    heads = rows.gpu + ", " + rows.q_heads.astype(str) + "/" + rows.k_heads.astype(str)
-    found = rows.assign(heads=heads).groupby(["inputs", "heads"], sort=False)[["tokens", "ratio"]].apply(first_size)
-    return found.unstack("heads")
 
 
 def blocks(frame: pd.DataFrame) -> pd.DataFrame:
