@@ -58,7 +58,7 @@ def test_the_sentences_of_the_notebook_follow_the_record():
     )
     below = dense.copy_sentence(times.assign(bar=0.96))
     assert "0 of them meet the bar set for their size. Below it: 1x1 split_half (0.952 of 0.96). Two runs" in below
-    assert below.endswith("in every such case.")
+    assert below.endswith("differ by more than the shortfall.")
     assert dense.copy_sentence(times.assign(bar=5.0)).endswith("in no such case.")
     assert dense.below_their_bar(times).empty and len(dense.below_their_bar(times.assign(bar=0.96))) == 1
     said = dense.peers_sentence(times)

@@ -68,8 +68,8 @@ def copy_sentence(frame: pd.DataFrame) -> str:
     if below.empty:
         return said
     within, others = below.within_noise.sum(), len(below)
-    where = {0: "no such case", others: "every such case"}.get(within, f"{within} of {others} such cases")
-    return f"{said} Below it: {_each(below)}. Two runs differ by more than the shortfall in {where}."
+    where = {others: "", 0: " in no such case"}.get(within, f" in {within} of {others} such cases")
+    return f"{said} Below it: {_each(below)}. Two runs differ by more than the shortfall{where}."
 
 
 def peers_sentence(frame: pd.DataFrame) -> str:

@@ -187,7 +187,7 @@ def ulps_sentence(found: pd.DataFrame) -> str:
     most = ", ".join(f"{what} {ulps:.3g}" for what, ulps in found.groupby("what", sort=False).ulps.max().items())
     return (
         f"Within half an ulp of the exact value are {waves}. Of the features that `apply_rope` rotated it is "
-        f"{features}. The largest errors of these, in ulps: {most}"
+        f"{features}. The largest errors in ulps: {most}"
     )
 
 
@@ -491,10 +491,8 @@ def law_sentence(found: pd.DataFrame) -> str:
     worst = found[found.distance == distance].groupby("method", sort=False)[["moved", "off"]].max()
     names = [name for name in ("bf16 positions", USUAL, OURS) if name in worst.index]
     moved = ", ".join(f"{worst.moved[name]:.2g} with {name}" for name in names)
-    text = (
-        f"Noise moves some scores by {moved}. These are the largest changes among the positions tried, for scores of 1 "
-        f"at most at distance {distance:,}, up to {found.position.max():,} tokens"
-    )
+    text = f"Noise moves scores by up to {moved}. These are scores at distance {distance:,}, of 1 at most, up to "
+    text += f"{found.position.max():,} tokens"
     if "bf16 frequencies" in worst.index:
         one = worst.loc["bf16 frequencies"]
         first = found[(found.distance == distance) & (found.method == "bf16 frequencies")].off.iloc[0]
@@ -512,7 +510,7 @@ def attention_sentence(found: pd.DataFrame) -> str:
     others = ", ".join(f"{_share(last[name])} with {name}" for name in names[1:])
     return (
         f"At {found.position.max():,} tokens {_share(last[names[0]])} of a random query's attention goes to other keys "
-        f"with {names[0]}. With the same queries and keys it is {others}"
+        f"with {names[0]}. Among 256 random keys it is {others}"
     )
 
 
