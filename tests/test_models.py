@@ -25,8 +25,8 @@ from ropelab.conformance.models import apart, function_laws, verify_model  # noq
 from ropelab.conformance.models.apart import hold_model_apart  # noqa: E402
 from ropelab.conformance.models.deliberate import DELIBERATE  # noqa: E402
 from ropelab.conformance.models.factory import NotBuilt, build, made_of  # noqa: E402
-from ropelab.conformance.models.trace import rotations  # noqa: E402
-from ropelab.conformance.models.verify_model import FunctionReport, function_report, tiny_of  # noqa: E402
+from ropelab.conformance.models.trace import Traced, Turn, rotations  # noqa: E402
+from ropelab.conformance.models.verify_model import FunctionReport, disagreement, function_report, tiny_of  # noqa: E402
 from ropelab.conformance.process import Limits, Run  # noqa: E402
 from ropelab.interop.broadcast import formula  # noqa: E402
 from ropelab.study.topics.models import evidence, share, tables, training  # noqa: E402
@@ -700,6 +700,14 @@ def test_q_and_k_with_other_pairs_in_a_model(kind):
     assert report.verdict == "wrong" and function.failed == ("layout",)
     assert function.message.startswith("q is paired as interleaved and k is paired as split_half")
     assert " in place of 1" not in str(report)
+
+
+@pytest.mark.parametrize("layer, said", [(0, "scores between them mix"), (1, "in different layers")])
+def test_scores_mix_features_within_a_layer_alone(layer, said):
+    x = torch.zeros(1)
+    turns = (Turn(0, x, x, "q", "interleaved", layer=0), Turn(1, x, x, "k", "split_half", layer=layer))
+    found = [Traced("turn", None, ("q", "k"), "interleaved", "interleaved", 8, 8, 1.0, 2, turns)]
+    assert said in disagreement(found)
 
 
 # ------------------------------------------------------------------------------------------ what rotates in a call

@@ -162,11 +162,16 @@ def verify_model(
 def disagreement(found: list[Traced]) -> str:
     """Which tensors have other pairs of features than the first, in words; empty if all have the same."""
     layouts: dict[str, str] = {}
+    of_layers: dict[int | str | None, set[str]] = {}
     for traced in found:
+        whole = traced.name if len({turn.name for turn in traced.turns}) > 1 else None  # it turns q and k of its layers
         for turn in traced.turns:
             layouts.setdefault(turn.layout, turn.name if len(found) == 1 else f"{turn.name} of {traced.name}")
+            of_layers.setdefault(whole if turn.layer is None else turn.layer, set()).add(turn.layout)
     said = " and ".join(f"{name} is paired as {layout}" for layout, name in layouts.items())
-    return f"{said}: scores between them mix features of different pairs" if len(layouts) > 1 else ""
+    if max(map(len, of_layers.values()), default=0) < 2:  # each layer has one layout
+        return f"{said}, in different layers" if len(layouts) > 1 else ""
+    return f"{said}: scores between them mix features of different pairs"
 
 
 def function_report(traced: Traced) -> FunctionReport:
