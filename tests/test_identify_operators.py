@@ -6,8 +6,10 @@ import torch
 from ropelab.conformance import verify
 from ropelab.conformance.cache.correct import CORRECT, FORMS, Operator
 from ropelab.conformance.cache.correct_block_scales import BlockScaled
+from ropelab.conformance.cache.faults import CACHE_FAULTS
 from ropelab.conformance.cache.identify import identify_cache
 from ropelab.conformance.declared import declare
+from ropelab.conformance.report import text
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.kernels.float8 import to_float8
 from tests.test_identify import one_thread  # noqa: F401
@@ -183,7 +185,8 @@ class Gemma(Operator):
 # ----------------------------------------------------------------------------------------------------------- scales
 
 
-@says("the scale of the stored v is that of the stored k", "the stored v is right", "q is right", convention=MADE)
+@says("the scale of the stored v is that of the stored k", "the stored v, for its scale, is right", "q is right",
+      convention=MADE)  # fmt: skip
 class ScaleOfKeysStored(Operator):
     def keep(self, scales, slots, scale):
         self.first = self.first if getattr(self, "first", None) is not None else scale
@@ -194,7 +197,7 @@ class ScaleOfKeysStored(Operator):
         return super().__call__(*of, **options)
 
 
-@says("the scale of the stored k is its reciprocal", "the stored k is right", convention=MADE)
+@says("the scale of the stored k is its reciprocal", "the stored k, for its scale, is right", convention=MADE)
 class ReciprocalStored(Operator):
     def keep(self, scales, slots, scale):
         super().keep(scales, slots, 1 / scale)
@@ -283,3 +286,10 @@ def test_what_no_mistake_explains_is_told_with_its_reach():
 def test_a_verdict_has_the_description():
     report = verify(FORMS[LATENT](WrittenBeforeTheRotation()), LATENT, laws=["definition"], shrink=False)
     assert "the stored k is not rotated" in map(str, report.identification.deviations)
+
+
+def test_an_operator_that_does_not_get_v_has_no_line_about_it():
+    faults = [fault for fault in CACHE_FAULTS.values() if fault.convention == "rotate_cached_keys"]
+    for fault in faults:
+        assert "stored v" not in text(verify(fault.function, fault.convention))
+    assert faults

@@ -161,19 +161,20 @@ def _outside(seen: Seen) -> bool:
 def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> Identification:
     """Return the deviations in some calls; ``circumstances`` says what they have in common."""
     found: list[Deviation] = []
-    right, unexplained, read, misplaced = [], [], [], 0
+    right, deviating, unexplained, read, misplaced = [], set(), [], [], 0
     outside = any(map(_outside, seen))
     for which, part in enumerate(PARTS):
         if seen[0].actual(subject, which) is None:
             continue
         wrong = [one.wrong(subject, which) for one in seen]
+        deviating |= {part} if _any(wrong) else set()
         astray = which in (K, V) and outside and not isinstance(subject.convention, BlockScales)
         placed = _placed(subject, seen, which) if astray or (which in (K, V) and _any(wrong)) else ""
         if placed:
             misplaced += 1
             found.append(_deviation(part, placed, circumstances))
         elif not _any(wrong):
-            right.append(part)
+            right += [] if which == V and subject.convention.turns_cached else [part]  # it does not get v
             misplaced += astray and all(held(subject, one, which, own_slots, own_strides) for one in seen)
         elif explanation := _explanation(subject, seen, which, wrong):
             words, where = explanation
@@ -188,6 +189,7 @@ def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> 
     if outside and misplaced < 2:
         words = "is written outside of the slots of the tokens"
         found.append(_deviation("the memory of the caches", words, circumstances))
+    right = [f"{name}, for its scale," if f"the scale of {name}" in deviating else name for name in right]
     if unexplained:
         facts = (*(f"{d} (proven)" for d in found), *read, *(f"{name} is right" for name in right))
         return Identification((), False, tuple(unexplained), facts=facts)
