@@ -293,3 +293,13 @@ def test_an_operator_that_does_not_get_v_has_no_line_about_it():
     for fault in faults:
         assert "stored v" not in text(verify(fault.function, fault.convention))
     assert faults
+
+
+def test_elements_without_a_cause_are_confined_to_the_fewest_heads():
+    def odd_heads(q, *arguments, **options):
+        found = CORRECT["rope_and_cache"](q, *arguments, **options)
+        found[..., 1::2, :] += torch.rand_like(found[..., 1::2, :].float()).to(found.dtype)
+        return found
+
+    report = verify(odd_heads, "rope_and_cache", laws=["definition"])
+    assert "all of them for every second head" in text(report)

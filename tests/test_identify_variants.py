@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance import Sizes, verify
 from ropelab.conformance.declared import declare
 from ropelab.conformance.faults import correct
+from ropelab.conformance.identify.dependence import findings
 from ropelab.conformance.identify.deviation import alternatives
 from ropelab.conformance.identify.equivalence import equivalent
 from ropelab.conformance.identify.questions import FORWARD, Question
@@ -154,6 +156,29 @@ def test_facts_about_a_function_that_is_not_linear_and_mixes():
     assert any(fact.startswith("q is not linear: twice the input") for fact in facts)
     assert any(fact.startswith("q mixes heads: head 0 changes heads 1, 2, 3") for fact in facts)
     assert not any(fact.startswith("k") for fact in facts)
+
+
+def test_a_cut_out_input_that_changes_stays_cut_out():
+    """A copy without gaps is no change of one sequence alone, for a function that reads gaps or not by the strides."""
+
+    def by_strides(q, k, cos, sin, unsqueeze_dim=1):
+        dense = q.stride(2) == q.shape[1] * q.shape[3]  # q is [B, H, S, D]
+        return correct.huggingface(q if dense else 2 * q, k, cos, sin)
+
+    subject = declare("huggingface").subject(by_strides, Surroundings())
+    case = subject.draw(Sizes())
+    q = torch.stack((case.inputs[0], case.inputs[0]), dim=2)[:, :, 0]
+    question = Question("cut out", replace(case, inputs=(q, case.inputs[1])), FORWARD, lambda s, c: s(c))
+    assert findings(subject, question) == []
+
+
+def test_what_an_in_place_call_shows_is_said_of_it():
+    def second_reads_the_rotated_first(x, cos, sin, interleaved=False, inplace=False, **options):
+        y = correct.flash_attn(x, cos, sin, interleaved=interleaved, **options)
+        return x.copy_(y.flip(2)) if inplace else y
+
+    found = verify(second_reads_the_rotated_first, "flash_attn").identification
+    assert found.words() and all("with inplace=True" in words for words in (*found.facts, *found.unexplained))
 
 
 def test_equivalence_is_proven_for_equal_matrices_only():

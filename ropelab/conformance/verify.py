@@ -160,7 +160,10 @@ def measure(
             return Identification()
         found = identify(replace(subject, in_place=True), declaration.sizes, seconds)
         deviations = tuple(replace(d, words=f"{d.words} with inplace=True") for d in found.deviations)
-        return replace(found, deviations=deviations, repair=None)
+        facts, unexplained = (
+            tuple(f"with inplace=True: {x}" for x in lines) for lines in (found.facts, found.unexplained)
+        )
+        return replace(found, deviations=deviations, facts=facts, unexplained=unexplained, repair=None)
 
 
 def hold(

@@ -182,7 +182,9 @@ def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> 
                 found.append(_deviation(part, words, f"{where} {circumstances}"))
         else:
             share = np.mean([elements.mean() for elements in wrong])
-            where = next((f", all of them {words}" for words, _ in _masks(seen, which, wrong) if words), "")
+            masks = [(words, mask) for words, mask in _masks(seen, which, wrong) if words]
+            narrowest = min(masks, key=lambda named: _share(named[1], seen, wrong), default=("", None))[0]
+            where = f", all of them {narrowest}" if narrowest else ""
             first = next(one for one, elements in zip(seen, wrong, strict=True) if elements.any())
             read += [f"{fact} {circumstances}".rstrip() for fact in _read(subject, first, which)]
             unexplained.append(f"{part} {circumstances}".rstrip() + f": {share:.0%} of the elements{where}")
@@ -287,6 +289,11 @@ def _masks(seen: list[Seen], which: int, wrong: list[np.ndarray]) -> Iterator[tu
             if all(e.shape[axis] > 1 for e in wrong) and all(hit):
                 yield words.format(noun), mask
     yield from _extents(seen, which, wrong)
+
+
+def _share(mask: Mask, seen: list[Seen], wrong: list[np.ndarray]) -> float:
+    """Return which part of all elements a mask contains."""
+    return sum(np.broadcast_to(mask(s, e.shape), e.shape).mean() for s, e in zip(seen, wrong, strict=True))
 
 
 def _extents(seen: list[Seen], which: int, wrong: list[np.ndarray]) -> Iterator[tuple[str, Mask]]:

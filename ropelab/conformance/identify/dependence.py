@@ -37,7 +37,7 @@ def findings(subject: Subject, question: Question) -> list[str]:
         return []
     again = _answer(subject, question, given)
     if again is not None and not all(map(_equal, first, again)):
-        return ["the same call gives different results: they depend on earlier calls or on chance"]
+        return ["the same call gives different results: they depend on other memory, on earlier calls or on chance"]
     return [*_nonlinear(subject, question, given, first), *_mixing(subject, question, given, first)]
 
 
@@ -151,7 +151,7 @@ def _mixing(subject: Subject, question: Question, given, first) -> Iterator[str]
             reached: dict[int, set[int]] = {}
             across = set()
             for index in range(x.shape[axis]):
-                changed = x.clone()
+                changed = _times(x, 1.0)
                 part = changed.select(axis, index)
                 part.copy_(part.flip(-1) + 1)
                 answer = _answer(subject, question, [changed if i == source else v for i, v in enumerate(given)])

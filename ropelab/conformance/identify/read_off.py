@@ -281,7 +281,8 @@ def _columns(seen: _Seen) -> Iterator[str]:
     base = _fitted_base(position[0, :, 0], sense * np.angle(turn[0]))
     if base is not None:
         rates = base ** (-np.arange(count) / count)
-        if (abs(np.exp(1j * sense * position * rates) - turn) < _close(seen)).all():
+        other = f"{base:.3g}" != f"{seen.subject.base:.3g}"  # the fit is no better than its digits
+        if other and (abs(np.exp(1j * sense * position * rates) - turn) < _close(seen)).all():
             yield f"has about the base {base:.3g} in place of {seen.subject.base:g}"
 
 
