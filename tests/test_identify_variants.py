@@ -181,6 +181,16 @@ def test_what_an_in_place_call_shows_is_said_of_it():
     assert found.words() and all("with inplace=True" in words for words in (*found.facts, *found.unexplained))
 
 
+def test_heads_that_read_different_inputs_are_told_apart():
+    def rope(q, k, cos, sin, unsqueeze_dim=1):
+        heads = torch.cat(correct.huggingface(q, k, cos, sin), dim=1).roll(1, dims=1)
+        return heads[:, : q.shape[1]], heads[:, q.shape[1] :]
+
+    words = " ".join(identified(rope, "huggingface", maths="wide").words())
+    assert "head 0 of q read k" in words and "heads 1, 2, 3 of q read other heads" in words, words
+    assert "head 0 of k read q" in words and "head 1 of k read other heads" in words, words
+
+
 def test_equivalence_is_proven_for_equal_matrices_only():
     declaration = declare("plain")
     subject, sizes = declaration.subject(correct.plain, Surroundings()), declaration.sizes

@@ -223,20 +223,28 @@ def _words(found: list[Wires], right: list[Wires], names: tuple[str, ...], width
         changed = [to for to in sorted(made.keys() | meant.keys()) if made.get(to) != meant.get(to)]
         if not changed:
             continue
-        foreign = sorted({names[t] for to in changed for t, *_ in made.get(to, ())} - {name})
-        heads = any(e // width != to // width for to in changed for _, e, *_ in made.get(to, ()))
-        reads = " and ".join(
-            [f"read {' and '.join(foreign)}"] * bool(foreign)
-            + ["read other heads"] * (heads and not foreign)
-            + ["are other sums of the head's features"] * (not heads and not foreign)
-        )
-        features = sorted({to % width for to in changed})
-        hit = sorted({to // width for to in changed})
-        every = len(hit) == max(ours.to) // width + 1
-        where = "each head" if every else f"head{'s' * (len(hit) > 1)} {', '.join(map(str, hit))}"
-        said.append(f"features {_ranges(features)} of {where} of {name} {reads}")
+        alike: dict[str, list[int]] = {}  # what changed elements are made of, in words -> these elements
+        for head in sorted({to // width for to in changed}):
+            own = [to for to in changed if to // width == head]
+            alike.setdefault(_made_of(own, made, name, names, width), []).extend(own)
+        for reads, elements in alike.items():
+            features = sorted({to % width for to in elements})
+            hit = sorted({to // width for to in elements})
+            every = len(hit) == max(ours.to) // width + 1
+            where = "each head" if every else f"head{'s' * (len(hit) > 1)} {', '.join(map(str, hit))}"
+            said.append(f"features {_ranges(features)} of {where} of {name} {reads}")
         listed += [f"{name}[{to // width}, {to % width}] = {_sum(made.get(to, ()), names, width)}" for to in changed]
     return f"makes other sums: {'; '.join(said)} (such as {listed[0]})", {"sums": listed}
+
+
+def _made_of(elements: list[int], made: dict[int, list[tuple]], name: str, names: tuple[str, ...], width: int) -> str:
+    """Return in words what elements of one head are made of, where that is not what the definition says."""
+    if not any(made.get(to) for to in elements):
+        return f"read neither {' nor '.join(names)}" if len(names) > 1 else f"do not read {name}"
+    if foreign := sorted({names[t] for to in elements for t, *_ in made.get(to, ())} - {name}):
+        return f"read {' and '.join(foreign)}"
+    heads = any(e // width != to // width for to in elements for _, e, *_ in made.get(to, ()))
+    return "read other heads" if heads else "are other sums of the head's features"
 
 
 def _columns_moved(found: list[Wires], right: list[Wires]) -> str:
