@@ -62,7 +62,7 @@ STUDIES: dict[str, Study] = {
     "host": Study(host, gpu_gib=1),
     "decode_chain": Study(decode_chain, gpu_gib=2, wide=True),
     "deepspeed_table": Study(deepspeed_table, gpu_gib=3),
-    "tiles": Study(tiles, gpu_gib=20, wide=True),
+    "tiles": Study(tiles, gpu_gib=28, wide=True),
     "one_pass_tiles": Study(one_pass_tiles, gpu_gib=9, wide=True),
     "model_heads": Study(model_heads, gpu_gib=8, wide=True),
     "tile_regret": Study(tile_regret, gpu_gib=8, wide=True),
