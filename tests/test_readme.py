@@ -106,6 +106,19 @@ def test_a_table_has_the_times_of_the_records():
     )
 
 
+def test_the_gains_of_whole_models_are_those_of_the_record():
+    frame = records.load("whole_models", gpu=summary.GPU).frame
+    times = frame[frame.quantity == "time"].groupby(["model", "mode", "step", "way"]).value.median().unstack()
+    gains = 100 * (1 - times.div(times["Transformers"], axis=0))
+    (qwen,) = (name for name in times.index.unique("model") if name.startswith("Qwen3"))
+    eager = gains.loc[(qwen, "eager", "training step")]
+    compiled = gains.xs("compiled", level="mode")[["ropelab", "ropelab with norms"]].max(axis=None)
+    said = " ".join((summary.GUIDE / "3_drop_ins.md").read_text().split())
+    assert f"fused norms take {eager['ropelab with norms']:.1f}% off an eager training step" in said
+    assert f"the rotation alone takes {eager['ropelab']:.1f}%" in said
+    assert f"compiled steps of Qwen3 and Llama gain {compiled:.1f}% at most" in said
+
+
 def test_the_figure_is_that_of_the_record():
     computed = {path.name: svg for path, svg in summary.figures().items()}
     written = {path.name: path.read_text() for path in summary.FIGURES.glob("*")}
