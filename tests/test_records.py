@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -230,6 +231,20 @@ def test_an_interruption_while_writing_is_noticed(written, tmp_path, monkeypatch
         assert records.load("dense", tmp_path).frame.median_us.tolist() == [1.0]
     records.write("dense", new, tmp_path)
     assert records.load("dense", tmp_path).frame.median_us.tolist() == [2.0]
+
+
+def test_the_first_record_of_a_run_makes_no_later_record_dirty(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    about = [tmp_path / name for name in ("data/measurements/a-gpu/dense.csv", "data/SHA256SUMS", "data/sources.toml")]
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b")
+    for path in about:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("before")
+    for command in (["init"], ["add", "."], ["commit", "-m", "all"]):
+        subprocess.run([*git, *command], check=True, capture_output=True)
+    for path, dirty in zip(about, (False, False, True), strict=True):
+        path.write_text("after")
+        assert records.environment()["dirty"] is dirty, path
 
 
 def test_senseless_times_are_not_recorded(tmp_path, monkeypatch):

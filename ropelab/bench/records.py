@@ -335,8 +335,9 @@ def _commit() -> dict[str, str | bool]:
     if commit is None:
         # In a copy without history, for example in a container, GIT_COMMIT can name the commit.
         return {"commit": os.environ.get("GIT_COMMIT", UNKNOWN), "dirty": UNKNOWN}
-    # Records do not count. Otherwise the first record that a run writes would make all later records dirty.
-    changes = _run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!data/measurements")
+    # Records and their checksums do not count. Otherwise the first record of a run would make all later ones dirty.
+    counted = (".", ":!data/measurements", ":!data/SHA256SUMS")
+    changes = _run("git", "-C", str(ROOT), "status", "--porcelain", "--", *counted)
     return {"commit": commit, "dirty": UNKNOWN if changes is None else bool(changes)}
 
 
