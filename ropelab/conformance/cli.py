@@ -286,7 +286,8 @@ def _show(console: Console, target: str, outcome: ProcessEnd, asked: int, verbos
     if outcome.failed and not verbose:
         console.print(Text("\n" + summary(outcome.as_dict())), soft_wrap=True)
     elif outcome.failed:
-        parts = [outcome.results[law]["words"] for law in outcome.failed]
+        results = [outcome.results[law] for law in outcome.failed]
+        parts = ["\n".join(filter(None, (result["words"], result["traceback"]))) for result in results]
         parts.append(outcome.diagnosis_words or f"Diagnosis: none, because {outcome.stopped}.")
         parts += filter(None, [outcome.identification_words])
         console.print(Text("\n" + "\n\n".join(parts)), soft_wrap=True)

@@ -111,6 +111,19 @@ class Convention:
         """Return the arguments for a case that needs nothing beyond ``expresses``."""
         raise NotImplementedError
 
+    def by_feature(self, implementation: Implementation, other: Implementation, case: Case) -> Arguments:
+        """Return the call with tables that have a column for each feature, and two different columns for each pair.
+
+        Args:
+            implementation: the function; the columns of first members of pairs are those of its frequencies.
+            other: the function with other frequencies, whose columns belong to second members.
+            case: the call.
+
+        Raises:
+            NotApplicable: by contract, the two columns of a pair are equal, or there is one.
+        """
+        raise NotApplicable(f"{self.name}: the two features of a pair share a column of the tables")
+
     def callable(self, implementation: Implementation, case: Case) -> Callable[..., Any]:
         """Return the object that takes the arguments: the function itself, or a module that it made."""
         return implementation.function

@@ -28,7 +28,7 @@ class Ropelab(Convention):
     name = "ropelab"
     signature = (
         "fn(q, k=None, *, cos, sin, layout, seq_format, positions=None, axes=None, offsets=0, inverse=False, "
-        "inplace=False)"
+        "rotary_slice=None, inplace=False)"
     )
     expresses = ALL
     pair = True
@@ -61,6 +61,16 @@ class Ropelab(Convention):
         elif case.offsets != 0:
             options["offsets"] = offsets_of(implementation, case)
         return Arguments(tensors, tensors, options)
+
+    def by_feature(self, implementation, other, case):
+        if self.name != Ropelab.name:
+            return super().by_feature(implementation, other, case)
+        if not accepts(implementation.function, "rotary_slice"):
+            raise NotApplicable(f"{self.name}: the function has no argument 'rotary_slice'")
+        first, second = (self.translate(one, case) for one in (implementation, other))
+        pairs_of = {name: (first.keywords[name], second.keywords[name]) for name in ("cos", "sin")}
+        tables = {name: join(*both, implementation.layout) for name, both in pairs_of.items()}
+        return replace(first, keywords={**first.keywords, **tables, "rotary_slice": (0, case.rotary_dim)})
 
 
 class HuggingFace(Convention):

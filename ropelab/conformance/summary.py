@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import dropwhile, islice, takewhile
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from ropelab.conformance.words import unequal
 
 FEW = 3
 """The number of known faults, of facts and of laws that are named."""
+LONGEST = 400
+"""The number of characters of an exception's message that are told."""
+TORCH = Path(torch.__file__).parent
+"""The files of torch, whose frames lie between a law and a backward under test."""
 
 
 def summary(found: Mapping[str, Any]) -> str:
@@ -30,11 +38,35 @@ def summary(found: Mapping[str, Any]) -> str:
         if faults:
             parts.append(["Known faults with the same answers:", *(f"  - {line}" for line in faults)])
     if raised:
-        parts.append([f"It raises, during the law {raised[0]['law']}:", raised[0]["traceback"] or raised[0]["message"]])
+        told = list(_raised(raised[0]["traceback"])) or [raised[0]["message"]]
+        parts.append([f"It raises, during the law {raised[0]['law']}:", *told])
     names = [result["law"] for result in broken]
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     parts.append([f"Broken: {', '.join(names[:FEW])}{more}; -v shows each with its counterexample."])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _raised(traceback: str) -> Iterator[str]:
+    """Yield the last frame of a traceback that is the user's, the end of the message's first paragraph, and the call.
+
+    torch.compile tells the user's frame in the message only.
+    """
+    lines = traceback.splitlines()
+    frames = [(n, found[1]) for n, line in enumerate(lines) if (found := re.match(r' *File "(.+)", line \d+', line))]
+    if frames:
+        at, _ = max(frames, key=lambda frame: (_owned(Path(frame[1])), frame[0]))
+        yield from lines[at : at + 1 + lines[at + 1].startswith("    ")]
+    message = list(dropwhile(lambda line: line.startswith("  "), lines))
+    called = [line for line in lines if line.startswith("The call: ")]
+    yield from [line[:LONGEST] for line in takewhile(bool, message) if line not in called][-1:]
+    yield from called
+
+
+def _owned(file: Path) -> int:
+    """Return 2 for a file of the user, 1 for an installed package, 0 for torch."""
+    if file.is_relative_to(TORCH):
+        return 0
+    return 2 - any(part in ("site-packages", "dist-packages") for part in file.parts)
 
 
 def _does(measured: Mapping[str, Any] | None, broken: list[Mapping[str, Any]]) -> Iterator[str]:

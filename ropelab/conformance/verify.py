@@ -20,10 +20,12 @@ from ropelab.conformance.diagnose import SECONDS as DIAGNOSIS_SECONDS
 from ropelab.conformance.diagnose import Diagnosis
 from ropelab.conformance.diagnose import diagnose as find_faults
 from ropelab.conformance.identify import Identification, identify, recalls
+from ropelab.conformance.identify.feature_columns import columns_read
 from ropelab.conformance.law import Comparison, Law
 from ropelab.conformance.report import Report
 from ropelab.conformance.result import Counterexample, Result
 from ropelab.conformance.subject import Subject
+from ropelab.conformance.summary import TORCH
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.where import pattern
 from ropelab.conformance.words import said
@@ -37,8 +39,6 @@ ROUNDS_OPERATIONS = "in 16 bits it rounds after every operation, not once at the
 """What to note of a function that has more roundings in 16 bits than its convention, and no other deviation."""
 OTHER_TABLES = "it refuses the usual tables in 16 bits, and takes the other: --maths declares 16-bit or float32 tables"
 """What to note of a function that is right with tables of another dtype than usual in its convention."""
-TORCH = Path(torch.__file__).parent
-"""The files of torch, whose frames lie between a law and a backward under test."""
 
 
 def verify(
@@ -154,6 +154,9 @@ def measure(
         if declaration.writes_cache:
             return identify_cache(subject, declaration.sizes)
         seconds = THOROUGH_SECONDS if declaration.thorough else SECONDS
+        if report.failed == ("feature_columns",):
+            read = columns_read(subject, declaration.sizes)
+            return Identification(read, bool(read))
         if report.failed != ("inplace",):
             return identify(subject, declaration.sizes, seconds, report.history)
         if report["inplace"].counterexample is None:  # the law says what happened

@@ -390,15 +390,17 @@ SEEING_POSITIONS = frozenset((
     "takes positions below 0 for position 0",
 ))  # fmt: skip
 """Predicates of functions that see positions, or the tables of all positions."""
+MADE_OF_POSITIONS = ("angles", "inverse frequencies")
+"""The numbers in predicates about functions that compute cosines; no other function rounds them."""
 
 
 def expressible(convention: Convention, words: str) -> bool:
     """Return whether a function that is called by a convention can know what a predicate or a circumstance is about."""
     if "document" in words and not convention.sees_documents:
         return False
-    if TURNS in words and not convention.computes_cosines:
+    if not convention.computes_cosines and any(noun in words for noun in MADE_OF_POSITIONS):
         return False
-    return convention.looks_up or words not in SEEING_POSITIONS
+    return convention.looks_up or not (words in SEEING_POSITIONS or words.startswith("rounds positions"))
 
 
 ROWS: dict[str, Callable[[Plan], np.ndarray]] = {

@@ -10,6 +10,7 @@ import torch
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Broken, NotApplicable
 from ropelab.conformance.law import AXES, Comparison, against, against_truth, equal, law, names
+from ropelab.conformance.tensors import copied
 from ropelab.layout.pairing import join, pairs
 
 
@@ -186,3 +187,40 @@ def tail(subject, sizes):
 
 def _tails(tensors, sizes):
     return [x[..., sizes.rotary_dim :] for x in tensors]
+
+
+@law("With a column of the tables for each feature, a feature turns by its own columns.",
+     r"y_0 = c_0 x_0 - s_0 x_1,\; y_1 = c_1 x_1 + s_1 x_0")  # fmt: skip
+def feature_columns(subject, sizes):
+    case = subject.draw(sizes)
+    yield from against(case, *by_feature(subject, case), "{} with a column for each feature", truth=True)
+    if subject.convention.differentiable:
+        case = subject.cotangents(case)
+        found = by_feature(subject, case, transposed=True)
+        yield from against(case, *found, "gradient of {} with a column for each feature", truth=True)
+
+
+def by_feature(subject, case, *, transposed: bool = False):
+    """Return the results, and ``(value, bound)`` of each, where second members of pairs have other frequencies.
+
+    Args:
+        transposed: return the gradients for the cotangents of the case in place of the results.
+    """
+    other = replace(subject, base=100 * subject.base)
+    inputs = tuple(x.detach().requires_grad_(transposed) for x in case.inputs)
+    kept = replace(case, inputs=tuple(map(copied, inputs)))
+    found = subject.call(kept, subject.convention.by_feature(subject, other, kept))
+    own, others = torch.tensor([True, False]).expand(case.rotary_dim // 2, 2).unbind(-1)
+    first = join(own, others, subject.out_layout).numpy()
+    first = np.concatenate((first, np.ones(case.inputs[0].shape[-1] - len(first), dtype=bool)))
+    if not transposed:
+        both = zip(subject.expected(case), other.expected(case), strict=True)
+        return found, [tuple(np.where(first, *part) for part in zip(*told, strict=True)) for told in both]
+    with subject.surroundings.theirs():
+        gradients = torch.autograd.grad(found, inputs, tuple(map(copied, case.cotangents)), allow_unused=True)
+    found = [torch.zeros_like(x) if d is None else d for x, d in zip(inputs, gradients, strict=True)]
+    parts = []
+    for one, mask in ((subject, first), (other, ~first)):
+        cotangents = [exact(g) * mask for g in case.cotangents]
+        parts.append(one.expected(case, cotangents, transposed=True))
+    return found, [tuple(map(np.add, *both)) for both in zip(*parts, strict=True)]
