@@ -194,6 +194,21 @@ def test_a_function_that_refuses_gaps_is_right():
     assert report.passed and "refuses inputs with gaps" in report["guards"].message
 
 
+def columns_shared(q, k=None, *, cos, sin, rotary_slice=None, **options):
+    if rotary_slice is not None:  # the cosine of the first and the sine of the second feature of a pair serve both
+        half = cos.shape[-1] // 2
+        cos, sin = cos[..., :half].tile(2), sin[..., half:].tile(2)
+    return correct.ropelab(q, k, cos=cos, sin=sin, rotary_slice=rotary_slice, **options)
+
+
+def test_the_columns_that_serve_both_features_of_a_pair_are_named():
+    found = verify(columns_shared, "ropelab", laws=["feature_columns"]).identification
+    words = (
+        "each input takes cosines from the column of the pair's first feature and sines from the column of the pair's"
+    )
+    assert found.proven and str(found.deviations[0]).startswith(f"{words} second feature"), found.words()
+
+
 WRONG = {
     "definition": ("plain", lambda x, p: plain(x, -p), {}),
     "isometry": ("plain", scaled(lambda x: 1.001), {}),
@@ -202,6 +217,7 @@ WRONG = {
     "composition": ("plain", lambda x, p: plain(x, p + 1), {}),
     "inverse": ("plain", lambda x, p: plain(x, p.abs()), {}),
     "layout": ("flash_attn", lambda x, cos, sin, interleaved: flash_attn(x, cos, sin), {"layout": "interleaved"}),
+    "feature_columns": ("ropelab", columns_shared, {}),
     "tail": ("deepspeed", lambda t, c, s: deepspeed(t, c, s) * (torch.arange(t.shape[-1]) < c.shape[-1]), {}),
     "adjoint": ("deepspeed", with_backward(lambda back, g: -back(-g.flip(2))), {}),
     "adjoint_expanded": ("deepspeed", with_backward(lambda back, g: back(g) * (g.stride(-1) != 0)), {}),

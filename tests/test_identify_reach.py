@@ -116,6 +116,39 @@ def test_q_and_k_that_pair_features_differently(adjacent):
     assert f"{adjacent} pairs features as interleaved, and {other} as split_half" in found.words()[0]
 
 
+@reached("rope_posfreq_epi", "counts positions on from the first of each 8 tokens")
+def one_position_for_eight_tokens(x, weight, pos, freq):
+    token = torch.arange(len(x))
+    return correct.rope_posfreq_epi(x, weight, pos[:, token // 8 * 8] + token % 8, freq)
+
+
+@reached("fused_apply_mla_rope_for_q", "does not divide cu_seqlens by cp_size in packed documents")
+def ends_of_all_ranks(t, cos, sin, qk_head_dim, emb_dim, cu_seqlens_q=None, cp_rank=0, cp_size=1):
+    if cu_seqlens_q is None or cp_size == 1:
+        return correct.fused_apply_mla_rope_for_q(t, cos, sin, qk_head_dim, emb_dim, cu_seqlens_q)
+    half = cu_seqlens_q.diff() // 2
+    rows = [
+        torch.arange(2 * n) + n * (cp_rank + 2 * (cp_size - 1 - cp_rank) * (torch.arange(2 * n) >= n)) for n in half
+    ]
+    rows = torch.cat(rows)[: len(t)] - torch.arange(len(t)) * 0
+    packed = torch.stack(
+        [
+            correct.fused_apply_mla_rope_for_q(
+                t[n : n + 1, None], cos[r : r + 1], sin[r : r + 1], qk_head_dim, emb_dim
+            )[0, 0]
+            for n, r in enumerate(rows)
+        ]
+    )
+    return packed
+
+
+@reached("flash_attn", "takes the position of the first of each 4 tokens")
+def one_row_for_four_tokens(x, cos, sin, seqlen_offsets=0):
+    token = torch.arange(x.shape[1])[None]
+    rows = torch.as_tensor(seqlen_offsets).reshape(-1, 1) + token // 4 * 4
+    return correct.turn(x, cos[rows][:, :, None], sin[rows][:, :, None])
+
+
 @reached("plain", "has dynamic NTK scaling by 1 beyond 32 positions")
 def dynamic_ntk(x, positions):
     width, count = x.shape[-1], int(positions.max()) + 1 if positions.numel() else 1
@@ -487,6 +520,8 @@ def of_base(numbers, ramp=lambda place: place.clamp(0, 1)):
 
 
 OF_YARN = {
+    "has YaRN's ramp at 2i in place of the pair i": of_base(lambda s, a, b, m: (s, a / 2, b / 2, m)),
+    "takes high - 1 for high": of_base(lambda s, a, b, m: (s, a, b - 1, m)),
     "has YaRN's ramp reversed": of_base(lambda s, a, b, m: (s, a, b, m), lambda place: (1 - place).clamp(0, 1)),
     "not clamped": of_base(lambda s, a, b, m: (s, a, b, m), lambda place: place),
     "rounds low down and high up": of_base(lambda s, a, b, m: (s, math.floor(a), math.ceil(b), m)),

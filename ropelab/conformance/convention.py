@@ -58,6 +58,7 @@ class Convention:
             tables.
         looks_up: whether the function itself finds the rows of the tables, or computes the angles; otherwise the
             caller does so for each token.
+        negates: whether the caller asks for the inverse by negated positions.
         constant_tables: whether, by contract, tables get no gradient; None if the contract does not say.
         sees_documents: whether a function is told where packed documents begin; otherwise it sees positions at most.
         ends_with_documents: whether, by contract, a packed buffer ends with its last document.
@@ -80,6 +81,7 @@ class Convention:
     differentiable = True
     computes_cosines = False
     looks_up = True
+    negates = False
     constant_tables: bool | None = None
     sees_documents = True
     ends_with_documents = False

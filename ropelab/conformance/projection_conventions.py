@@ -80,6 +80,8 @@ class RotaryEpilogue(Convention):
     expresses = frozenset({"inverse", "offset", "offsets per sequence", "positions", "positions per batch", "negative",
                            "packed"})  # fmt: skip
     pair = True
+    sees_documents = False
+    negates = True
     differentiable = False
     computes_cosines = True
     autocasts = True

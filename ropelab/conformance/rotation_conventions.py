@@ -305,6 +305,7 @@ class Plain(OwnAngles):
     """The shortest convention: a tensor and its positions."""
 
     name = "plain"
+    negates = True
     signature = "fn(x, positions) -> x"
     expresses = frozenset({"inverse", "offset", "offsets per sequence", "positions", "positions per batch", "negative"})
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -569,23 +570,37 @@ YARN: dict[str, Callable[[float, float, float, float], tuple[float, float, float
     "is multiplied by the attention factor twice": lambda s, low, high, m: (s, low, high, m * m),
     "is divided by the attention factor": lambda s, low, high, m: (s, low, high, 1 / m),
     "takes low and high in each other's place": lambda s, low, high, m: (s, high, low, m),
-    "rounds low down and high up": lambda s, low, high, m: (s, float(np.floor(low)), float(np.ceil(high)), m),
-    "rounds low up and high down": lambda s, low, high, m: (s, float(np.ceil(low)), float(np.floor(high)), m),
-    "rounds low and high down": lambda s, low, high, m: (s, float(np.floor(low)), float(np.floor(high)), m),
-    "rounds low and high to the nearest pair": lambda s, low, high, m: (
-        s,
-        float(np.rint(low)),
-        float(np.rint(high)),
-        m,
-    ),
     "takes the square root of the factor": lambda s, low, high, m: (s**0.5, low, high, m),
     "takes the factor twice": lambda s, low, high, m: (s * s, low, high, m),
 }
 """A mistake about YaRN's numbers in words -> the numbers with it."""
 
+ENDS: dict[str, Callable[[float], float]] = {
+    "{}": lambda end: end,
+    "half of {}": lambda end: end / 2,
+    "twice {}": lambda end: 2 * end,
+    "{} rounded down": lambda end: float(np.floor(end)),
+    "{} rounded up": lambda end: float(np.ceil(end)),
+    "{} rounded to the nearest pair": lambda end: float(np.rint(end)),
+    "{} - 1": lambda end: end - 1,
+    "{} + 1": lambda end: end + 1,
+}
+"""Mistakes about an end of YaRN's ramp in words."""
+TOGETHER = {
+    ("half of {}", "half of {}"): "has YaRN's ramp at 2i in place of the pair i, so that low and high are halved",
+    ("twice {}", "twice {}"): "has YaRN's ramp at i / 2 in place of the pair i, so that low and high are doubled",
+    ("{} rounded down", "{} rounded up"): "rounds low down and high up",
+}
+"""The words for both ends where the cause is one."""
+
 
 def _with_numbers(case: CacheCase, of: Callable[..., tuple[float, float, float, float]]) -> CacheCase:
     return replace(case, yarn=of(*case.yarn))
+
+
+def _with_ends(case: CacheCase, of_low: Callable[[float], float], of_high: Callable[[float], float]) -> CacheCase:
+    factor, low, high, attention_factor = case.yarn
+    return replace(case, yarn=(factor, of_low(low), of_high(high), attention_factor))
 
 
 def _yarn() -> Named:
@@ -593,6 +608,11 @@ def _yarn() -> Named:
         yield words, called(same, scaling=scaling)
     for words, of in YARN.items():
         yield words, called(partial(_with_numbers, of=of))
+    for (first, of_low), (last, of_high) in product(ENDS.items(), repeat=2):
+        parts = [f"{said.format(end)} for {end}" for said, end in ((first, "low"), (last, "high")) if said != "{}"]
+        words = TOGETHER.get((first, last), f"takes {' and '.join(parts)}, the ends of YaRN's ramp")
+        if parts:
+            yield words, called(partial(_with_ends, of_low=of_low, of_high=of_high))
 
     def turned(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
         by, low, high, factor = seen.case.yarn

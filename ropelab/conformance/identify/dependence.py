@@ -124,7 +124,7 @@ def _nonlinear(subject: Subject, question: Question, given, first) -> Iterator[s
 
     A power of two scales every rounding, and a sign changes none. So twice the input gives twice the result exactly.
     """
-    said = names(question.case)
+    said = _named(question)
     for factor, words in ((2.0, "twice the input does not give twice the result"),
                           (-1.0, "minus the input does not give minus the result")):  # fmt: skip
         scaled = _answer(subject, question, [_times(x, factor) for x in given])
@@ -136,6 +136,10 @@ def _nonlinear(subject: Subject, question: Question, given, first) -> Iterator[s
                 yield f"{name} is not linear: {words}; the largest difference is {float(np.nanmax(off)):.3g}"
 
 
+def _named(question: Question) -> tuple[str, ...]:
+    return tuple(f"the gradient of {n}" if question.kind == GRADIENT else n for n in names(question.case))
+
+
 def _times(x: torch.Tensor, factor: float) -> torch.Tensor:
     """Return the tensor times a factor, with the same strides: the layout in memory is no part of a linear map."""
     return copied(unexpanded(x)).mul_(factor).expand(x.shape)
@@ -143,7 +147,7 @@ def _times(x: torch.Tensor, factor: float) -> torch.Tensor:
 
 def _mixing(subject: Subject, question: Question, given, first) -> Iterator[str]:
     """Yield which results change although neither the own input nor the own sequence, token or head changes."""
-    said = names(question.case)
+    said = _named(question)
     if any(0 in x.stride() for x in given):  # an expanded tensor cannot change in one place
         return
     for source, x in enumerate(given):

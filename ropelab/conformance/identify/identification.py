@@ -235,7 +235,9 @@ def _partly(evidence: Evidence, fresh: Evidence | None, best: tuple[Deviation, .
     left = {answer.name for part in (evidence, fresh) for answer, _ in part.wrong(best)}
     reached, rest = sorted(before - left), sorted(left)
     if not reached:
-        return ()
+        results = all(answer.question.kind == GRADIENT for part in (evidence, fresh) for answer, _ in part.wrong(best))
+        own = [d for d in best if results and not d.scope.gradient]
+        return tuple(f"{d} (holds for all results; gradients unexplained)" for d in own)
     own = [d for d in best if d.scope.name in ("", *reached)]
     reach = f"holds for all answers of {', '.join(reached)}; {', '.join(rest)} unexplained"
     return tuple(f"{d} ({reach})".replace("each input", reached[0], 1) for d in own)
@@ -259,7 +261,10 @@ def _facts(evidence: Evidence, wrong, best: tuple[Deviation, ...]) -> tuple[str,
         return answer.question.kind != FORWARD, case.shape[1] < 3 or case.inputs[0].shape[2] < 2, answer.size
 
     simplest = min(told, key=ease)
-    return (*read_off(evidence.subject, wrong, best), *findings(evidence.subject, simplest.question))
+    facts = findings(evidence.subject, simplest.question)
+    if len({answer.question.name for answer, _ in wrong}) < len({a.question.name for a in evidence.answers}) / 2:
+        facts = [f"{fact} for {simplest.question.name.removeprefix('the gradient for ')}" for fact in facts]
+    return (*read_off(evidence.subject, wrong, best), *facts)
 
 
 def _told(subject: Subject, answer: Answer, elements: np.ndarray) -> str:

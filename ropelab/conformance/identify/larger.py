@@ -17,6 +17,7 @@ from ropelab.conformance.identify.deviation import Deviation, planned
 from ropelab.conformance.identify.evidence import Answer, Evidence
 from ropelab.conformance.identify.questions import FORWARD, Question, forward
 from ropelab.conformance.identify.rare import SAME
+from ropelab.conformance.laws.addressing import axes_positions
 from ropelab.conformance.subject import Subject
 
 AT = 11
@@ -106,11 +107,31 @@ def _questions(subject: Subject, sizes: Sizes, variant: int, description: tuple[
         if subject.convention.partial:
             wide = replace(sizes, head_dim=sizes.head_dim + 10, rotary_dim=sizes.rotary_dim + 6)
             extents["wider heads of which a part rotates"] = wide
-    if "document" in f"{said} {' '.join(deviation.words for deviation in description)}":
+    words = " ".join(deviation.words for deviation in description)
+    if "document" in f"{said} {words}":
         n = variant
         for lengths in ((3, 0, 0, 4 + n, 2), (0, 0, 5, 0, n, 3), (n, 4, 2, 0, 0, 6, 0), (2, 1 + n, 3, 1, 4)):
             case = subject.draw(replace(sizes, batch=1, tokens=sum(lengths)), lengths=lengths, seed=77 + variant)
             yield Question(f"packed documents of {', '.join(map(str, lengths))} tokens", case, FORWARD, forward)
+    if "axes" in subject.convention.expresses and re.search("section|ax[ei]s", f"{said} {words}"):
+        for section in ((5 + variant, 4, 3), (4, 4, 3 + variant), (6, 2, 4 + variant)):
+            width = 2 * sum(section)
+            wide = replace(sizes, head_dim=width, rotary_dim=width)
+            along = axes_positions(wide)[1]
+            for turns in (False, True) if section[0] >= max(section) else (False,):
+                case = subject.draw(wide, positions=along, mrope_section=section, mrope_interleaved=turns)
+                yield Question(f"sections {section}{' in turns' * turns}", case, FORWARD, forward)
+    if any(deviation.kind == "row rule" for deviation in description):
+        n, generator = variant, torch.Generator().manual_seed(variant)
+        scattered = torch.randint(0, 40, (2, 131 + 6 * n), generator=generator)
+        case = subject.draw(replace(sizes, batch=2, tokens=131 + 6 * n), positions=scattered, seed=77 + n)
+        yield Question("many tokens at scattered positions", case, FORWARD, forward)
+        for size, lengths in ((1, (41 + n, 3, 90)), (3, (36, 12, 24 * n))):
+            shard = {"shard": (size, n % size)} if size > 1 else {}
+            case = subject.draw(
+                replace(sizes, batch=1, tokens=sum(lengths) // size), lengths=lengths, seed=77 + n, **shard
+            )
+            yield Question(f"documents of {', '.join(map(str, lengths))} tokens, {size} ranks", case, FORWARD, forward)
     for name, larger in extents.items():
         yield Question(name, subject.draw(larger, offsets=AT, seed=77 + variant), FORWARD, forward)
     if re.search("token|position|sequences", said):  # tokens without positions of their own

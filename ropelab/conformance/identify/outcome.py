@@ -16,7 +16,7 @@ from ropelab.conformance.bounds import (
     exact,
     table_angle_error,
 )
-from ropelab.conformance.identify.plan import REDUCED, TURNS, Plan, Wires, rounded
+from ropelab.conformance.identify.plan import OF_AUTOGRAD, REDUCED, TURNS, Plan, Wires, rounded
 from ropelab.conformance.identify.questions import ARGUMENTS, COTANGENTS, INPUTS
 from ropelab.layout.pairing import pairs
 
@@ -202,9 +202,13 @@ def _at_once(plan: Plan, x: np.ndarray, factors, error, source: str, target: str
     c0, c1, s0, s1 = factors
     x0, x1 = pairs(x, source)
     bounds = _bounds(plan, x0, x1, factors, error)
+    if plan.in_turn == OF_AUTOGRAD and plan.is_gradient:  # the result y0 also reaches y1
+        first, (near, _) = x0 - x1 * s0, _bounds(plan, x0, x1, (np.ones_like(c0), c1, s0, s1), error)
+        (x0, s0), bounds = (first, 0 * s0), _bounds(plan, first, x1, factors, error)
+        bounds = abs(c0) * near + bounds[0], abs(s1) * near + bounds[1]
     members: list[Told] = []
     for (own, c_own), (other, s_own), near in zip(((x0, c0), (x1, c1)), ((x1, -s0), (x0, s1)), bounds, strict=True):
-        if plan.in_turn and members:
+        if plan.in_turn and members and not (plan.in_turn == OF_AUTOGRAD and plan.is_gradient):
             other, before = members[0]
             near = near + abs(s_own) * before
         first, second = own * c_own, other * s_own

@@ -82,6 +82,7 @@ FORMATS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 """The name of a format -> a function that rounds to it."""
 OF_INPUT = "the dtype of the input"
+OF_AUTOGRAD = "of autograd"
 REDUCED = "one turn, with a remainder computed in float32"
 
 
@@ -133,7 +134,8 @@ class Plan:
         moved: for each element the number of the rotated element that is stored in its place; None as for source.
         wires: the products that an element is a sum of, in place of the pairs of the definition; None for the pairs.
         own_gradient: whether the wires belong to the gradient; otherwise the gradient applies the transposed map.
-        in_turn: whether second members of pairs are computed from first members that are already rotated.
+        in_turn: whether second members of pairs are computed from first members that are already rotated, in gradients
+            as well; ``OF_AUTOGRAD`` if the gradient is the transpose of that.
         blocks: the number of blocks of pairs, a power of two of pairs each, that are rotated one after another in
             memory; matters if pairs are read and written in different layouts.
         rounded: the intermediate -> the format to which it is rounded, a key of ``FORMATS``.
@@ -167,7 +169,7 @@ class Plan:
         if case.axes is not None and self.rotary_dim == case.rotary_dim:  # a position for each pair
             self.position = case.pair_positions().numpy()[:, :, None].astype(EXACT)
         inverse = case.inverse
-        if inverse and subject.convention.name == "plain":  # the caller negates the positions
+        if inverse and subject.convention.negates:
             self.position, inverse = -self.position, False
         self.batch = np.arange(batch)[:, None, None, None]
         self.token = np.array(question.numbers or range(tokens))[None, :, None, None]
@@ -183,7 +185,8 @@ class Plan:
         self.source: np.ndarray | None = None
         self.moved: np.ndarray | None = None
         self.wires: Wires | None = None
-        self.in_turn = self.own_gradient = False
+        self.in_turn: bool | str = False
+        self.own_gradient = False
         self.blocks = 1
         self.rounded: dict[str, str] = {}
         self.side: dict[str, int] = {}

@@ -186,6 +186,16 @@ def _rows(seen: _Seen) -> Iterator[str]:
             return
 
 
+def read_rows(subject: Subject, answer: Answer) -> tuple[Plan, np.ndarray | None]:
+    """Return the plan of a wrong answer, and the rows ``[B, S]`` that its tokens read; None if one reads no row."""
+    seen = _seen(subject, answer)
+    if seen is None:
+        return Plan.of(subject, answer.question, answer.which), None
+    before, after, plan = seen.turned()
+    found = _read_rows(seen, before, after, plan, (2,)) if before.shape[-1] else None
+    return plan, None if found is None else found[..., 0]
+
+
 def _read_rows(seen: _Seen, before, after, plan: Plan, axes: tuple[int, ...]) -> np.ndarray | None:
     """Return the rows ``[B, S, 1]``, or ``[B, S, H]`` for each head; None if a token turns by no row."""
     weight = (abs(before) ** 2).sum(axis=axes, keepdims=True)

@@ -15,6 +15,7 @@ from ropelab.conformance.identify.measured import Measured, structure
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question
 from ropelab.conformance.identify.read_off import orders
+from ropelab.conformance.identify.row_rules import row_rules
 from ropelab.conformance.identify.scopes import in_results, pairs_of, scopes
 from ropelab.conformance.identify.vocabulary import expressible, vocabulary
 from ropelab.conformance.identify.wiring import wiring
@@ -66,6 +67,7 @@ def search(evidence: Evidence, refuted: Description = ()) -> Iterator[Descriptio
     best: Description = ()
     try:
         measured = [*_measured(evidence, wrong), *orders(evidence.subject, wrong)]
+        measured += row_rules(evidence.subject, wrong, evidence.answers)
         short = [d for d in measured if "frequencies" not in d.parameters]  # a list of frequencies is long
         for some in (short, measured)[: 1 + (len(short) < len(measured))]:
             for description in _search(evidence, wrong, some):
@@ -216,7 +218,8 @@ def _longer_for(
     convention = evidence.subject.convention
     possible = [scope for scope in scopes(wrong, evidence.answers) if expressible(convention, scope.words)]
     known = (d for d in vocabulary() if expressible(convention, d.words))
-    candidates = [*measured, *raised(wrong), *known]
+    rules = [d for d in measured if d.kind == "row rule"]  # the usual words come first
+    candidates = [*(d for d in measured if d not in rules), *raised(wrong), *known, *rules]
     first = min(wrong, key=lambda w: _ease(w[0].question))[0] if wrong else None
     helps: dict[tuple, bool] = {}
     for scope in possible:

@@ -11,7 +11,17 @@ from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.case import rank_positions
 from ropelab.conformance.convention import Convention
 from ropelab.conformance.identify.deviation import Deviation
-from ropelab.conformance.identify.plan import FORMATS, INTEGER, OF_INPUT, REDUCED, TURNS, Plan, Wires, last_row
+from ropelab.conformance.identify.plan import (
+    FORMATS,
+    INTEGER,
+    OF_AUTOGRAD,
+    OF_INPUT,
+    REDUCED,
+    TURNS,
+    Plan,
+    Wires,
+    last_row,
+)
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.positions.axes import mrope_axes
 
@@ -403,6 +413,7 @@ def expressible(convention: Convention, words: str) -> bool:
     return convention.looks_up or not (words in SEEING_POSITIONS or words.startswith("rounds positions"))
 
 
+ORDINALS = ("first", "second", "third")
 ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes the number of the token within the call for the position": lambda p: p.token,
     "takes the positions of the first sequence for all sequences": lambda p: p.position[:1],
@@ -504,6 +515,14 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "exchanges the first and the second number of mrope_section": lambda p: _along(
         p, _sections(lambda a, b, c: (b, a, c))
     ),
+    **{
+        f"takes the {ORDINALS[i]} number of mrope_section for the {ORDINALS[j]}": partial(
+            _along, order=_sections(lambda *n, i=i, j=j: (*n[:j], n[i], *n[j + 1 :]))
+        )
+        for i in range(3)
+        for j in range(3)
+        if i != j
+    },  # fmt: skip
     "begins the second section one pair late": lambda p: _along(p, _sections(lambda a, b, c: (a + 1, b - 1, c))),
     "begins the second section one pair early": lambda p: _along(p, _sections(lambda a, b, c: (a - 1, b + 1, c))),
     "begins the third section one pair late": lambda p: _along(p, _sections(lambda a, b, c: (a, b + 1, c - 1))),
@@ -557,12 +576,9 @@ def vocabulary() -> Iterator[Deviation]:
     yield make("reflection", f"is reflected: {SIGNS['sin0']}, {SIGNS['cos1']}", PAIR, _negative("sin0", "cos1"))
     yield make("reflection", f"is reflected: {SIGNS['sin1']}, {SIGNS['cos0']}", PAIR, _negative("sin1", "cos0"))
     yield make("tables swapped", "takes cosines for sines and sines for cosines", PAIR, _with("swapped", True))
-    yield make(
-        "in turn",
-        "computes second members of pairs from first members that are already rotated",
-        PAIR,
-        _with("in_turn", True),
-    )
+    words = "computes second members of pairs from first members that are already rotated"
+    yield make("in turn", words, PAIR, _with("in_turn", True))
+    yield make("in turn", f"{words}, and has the gradient of that", PAIR, _with("in_turn", OF_AUTOGRAD))
     yield make(
         "in turn",
         "reorders pairs in place in two blocks, and the second reads what the first has overwritten",
