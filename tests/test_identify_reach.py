@@ -73,6 +73,8 @@ def in_bands(pair, *ends):
 SECTIONS = {
     "takes the numbers of mrope_section twice as large where axes have adjacent pairs": sections(
         False, lambda pair, n: in_bands(pair, 2 * n[0], 2 * n[0] + 2 * n[1])),
+    "takes the third number of mrope_section for the second where axes take turns": sections(
+        True, lambda pair, n: (pair % 3) * (pair < 3 * n[2])),
     "takes half the numbers of mrope_section where axes have adjacent pairs": sections(
         False, lambda pair, n: in_bands(pair, n[0] // 2, n[0] // 2 + n[1] // 2)),
     "exchanges the first and the second number of mrope_section where axes have adjacent pairs": sections(
@@ -126,20 +128,23 @@ def one_position_for_eight_tokens(x, weight, pos, freq):
 def ends_of_all_ranks(t, cos, sin, qk_head_dim, emb_dim, cu_seqlens_q=None, cp_rank=0, cp_size=1):
     if cu_seqlens_q is None or cp_size == 1:
         return correct.fused_apply_mla_rope_for_q(t, cos, sin, qk_head_dim, emb_dim, cu_seqlens_q)
-    half = cu_seqlens_q.diff() // 2
-    rows = [
-        torch.arange(2 * n) + n * (cp_rank + 2 * (cp_size - 1 - cp_rank) * (torch.arange(2 * n) >= n)) for n in half
-    ]
-    rows = torch.cat(rows)[: len(t)] - torch.arange(len(t)) * 0
-    packed = torch.stack(
-        [
-            correct.fused_apply_mla_rope_for_q(
-                t[n : n + 1, None], cos[r : r + 1], sin[r : r + 1], qk_head_dim, emb_dim
-            )[0, 0]
-            for n, r in enumerate(rows)
-        ]
-    )
-    return packed
+    found = []
+    for half in (cu_seqlens_q.diff() // 2).tolist():
+        i = torch.arange(2 * half)
+        found.append(i + half * torch.where(i < half, cp_rank, 2 * cp_size - 2 - cp_rank))
+    rows = torch.cat(found)[: len(t)]
+    tokens = t[:, None, None], cos[rows], sin[rows]
+    return torch.stack([
+        correct.fused_apply_mla_rope_for_q(x, c[None], s[None], qk_head_dim, emb_dim)[0, 0]
+        for x, c, s in zip(*tokens, strict=True)
+    ])  # fmt: skip
+
+
+@reached("flash_attn", "adds to its position the number of tokens before the first token of its sequence")
+def rows_go_on_over_the_batch(x, cos, sin, seqlen_offsets=0):
+    rows = torch.arange(x.shape[0] * x.shape[1]).unflatten(0, x.shape[:2])
+    rows = (rows + torch.as_tensor(seqlen_offsets).reshape(-1, 1)).clamp(max=len(cos) - 1)
+    return correct.turn(x, cos[rows][:, :, None], sin[rows][:, :, None])
 
 
 @reached("flash_attn", "takes the position of the first of each 4 tokens")
@@ -147,6 +152,52 @@ def one_row_for_four_tokens(x, cos, sin, seqlen_offsets=0):
     token = torch.arange(x.shape[1])[None]
     rows = torch.as_tensor(seqlen_offsets).reshape(-1, 1) + token // 4 * 4
     return correct.turn(x, cos[rows][:, :, None], sin[rows][:, :, None])
+
+
+@reached("huggingface", "is read from memory as if sequences were 1 head apart where the call has a single token")
+def decoding_with_the_stride_of_a_head(q, k, cos, sin, unsqueeze_dim=1):
+    def moved(x):
+        heads = torch.arange(x.shape[0])[:, None] + torch.arange(x.shape[1])
+        return x.flatten(0, 2)[heads][:, :, None] if x.shape[2] == 1 else x
+
+    return correct.huggingface(moved(q), moved(k), cos, sin, unsqueeze_dim)
+
+
+@reached("flash_attn", "computes second members of pairs from first members that are already rotated, and has the")
+def stored_before_read(x, cos, sin, seqlen_offsets=0):
+    rows = torch.arange(x.shape[1]) + torch.as_tensor(seqlen_offsets).reshape(-1, 1)
+    (c, s), half = (table[rows][:, :, None] for table in (cos, sin)), cos.shape[-1]
+    x0, x1, tail = x.float().split((half, half, x.shape[-1] - 2 * half), -1)
+    y0 = x0 * c - x1 * s
+    return torch.cat((y0, x1 * c + y0 * s, tail), -1).to(x.dtype)
+
+
+@reached("complex", "takes the number of the head for the position where the call has as many tokens as heads")
+def broadcast_over_heads(xq, xk, freqs_cis):
+    def one(x):
+        rows = freqs_cis[None, None] if x.shape[1] == x.shape[2] else freqs_cis[None, :, None]
+        return (
+            torch.view_as_real(torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) * rows).flatten(-2).to(x.dtype)
+        )
+
+    return one(xq), one(xk)
+
+
+@reached("vllm", "rotates the last features of a head, and passes the first")
+def the_last_features(positions, query, key, head_size, cos_sin_cache, is_neox):
+    cos, sin = cos_sin_cache[positions.long()][:, None].chunk(2, -1)
+    for x in (y.unflatten(-1, (-1, head_size))[..., -cos_sin_cache.shape[-1] :] for y in (query, key)):
+        x.copy_(correct.turn(x.clone(), cos, sin, correct.interleaved_name(not is_neox)))
+
+
+@reached("deepspeed", "reads strided cotangents as if their memory were contiguous for strided cotangents")
+def cotangents_taken_for_contiguous(t, freqs_cos, freqs_sin):
+    def back(g):
+        if g.is_contiguous() or 0 in g.stride():
+            return correct.deepspeed(g, freqs_cos, -freqs_sin)
+        return correct.deepspeed(g.as_strided(g.shape, torch.empty(g.shape).stride()), freqs_cos, -freqs_sin)
+
+    return correct.with_backward(t, lambda t: correct.deepspeed(t, freqs_cos, freqs_sin), back)
 
 
 @reached("plain", "has dynamic NTK scaling by 1 beyond 32 positions")

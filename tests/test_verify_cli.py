@@ -23,6 +23,7 @@ from ropelab.conformance.cli import EXIT_CODES, _verdict, app  # noqa: E402
 from ropelab.conformance.destination import Destination  # noqa: E402
 from ropelab.conformance.laws import LAWS  # noqa: E402
 from ropelab.conformance.process import Limits, _read  # noqa: E402
+from ropelab.conformance.summary import _raised  # noqa: E402
 
 MODULE = '''
 import atexit, builtins, ctypes, os, signal, sys, threading, time, warnings
@@ -228,6 +229,17 @@ def test_a_function_that_raises_gets_its_traceback_and_no_diagnosis(folder):
     assert result.exit_code == 1 and "Known faults" not in result.output
     for part in ("somebodys.py", 'raise RuntimeError("no workspace', "The call: float32[1, 3, 1, 2], int64[3]"):
         assert part in result.output
+
+
+def test_of_a_traceback_the_frame_of_the_user_and_the_reason_are_told():
+    """torch.compile tells the user's frame in its message, behind many frames of its own."""
+    inner = f'  File "{torch.__file__}", line 3, in compile\n    raise Failed(\n    ^^^^^^\n'
+    user = '  File "/home/me/rope.py", line 25, in rope\n    a.copy_(b)'
+    text = (
+        f"{inner}{inner}Failed: backend raised:\nRuntimeError: a view\n\nOriginal traceback:\n{user}\n\nThe call: f(x)"
+    )
+    assert "\n".join(_raised(text)) == f"{user}\nRuntimeError: a view\nThe call: f(x)"
+    assert list(_raised("ValueError: no frames")) == ["ValueError: no frames"] and list(_raised("")) == []
 
 
 ENDS = {

@@ -40,9 +40,9 @@ def columns_read(subject: Subject, sizes: Sizes) -> tuple[Deviation, ...]:
     keywords = subject.convention.by_feature(subject, other, case).keywords
     tables = [exact(keywords[name])[: case.shape[1]] for name in ("cos", "sin")]
     outputs, told = by_feature(subject, case)
-    found = []
+    found: list[Deviation | None] = []
     for name, x, y, (right, _) in zip(names(case), case.inputs, outputs, told, strict=True):
-        bound = sum(one.expected(case)[len(found)][1] for one in (subject, other))
+        bound = np.add(*(one.expected(case)[len(found)][1] for one in (subject, other)))
         if (abs(exact(y) - right) <= bound).all():
             found.append(None)
             continue

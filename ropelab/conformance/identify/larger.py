@@ -126,12 +126,11 @@ def _questions(subject: Subject, sizes: Sizes, variant: int, description: tuple[
         scattered = torch.randint(0, 40, (2, 131 + 6 * n), generator=generator)
         case = subject.draw(replace(sizes, batch=2, tokens=131 + 6 * n), positions=scattered, seed=77 + n)
         yield Question("many tokens at scattered positions", case, FORWARD, forward)
-        for size, lengths in ((1, (41 + n, 3, 90)), (3, (36, 12, 24 * n))):
-            shard = {"shard": (size, n % size)} if size > 1 else {}
-            case = subject.draw(
-                replace(sizes, batch=1, tokens=sum(lengths) // size), lengths=lengths, seed=77 + n, **shard
-            )
-            yield Question(f"documents of {', '.join(map(str, lengths))} tokens, {size} ranks", case, FORWARD, forward)
+        for size, documents in ((1, (41 + n, 3, 90)), (3, (36, 12, 24 * n))):
+            some, shard = replace(sizes, batch=1, tokens=sum(documents) // size), (size, n % size) if size > 1 else None
+            case = subject.draw(some, lengths=documents, shard=shard, seed=77 + n)
+            name = f"documents of {', '.join(map(str, documents))} tokens on {size} rank{'s' * (size > 1)}"
+            yield Question(name, case, FORWARD, forward)
     for name, larger in extents.items():
         yield Question(name, subject.draw(larger, offsets=AT, seed=77 + variant), FORWARD, forward)
     if re.search("token|position|sequences", said):  # tokens without positions of their own

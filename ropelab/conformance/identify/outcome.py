@@ -19,6 +19,7 @@ from ropelab.conformance.bounds import (
 from ropelab.conformance.identify.plan import OF_AUTOGRAD, REDUCED, TURNS, Plan, Wires, rounded
 from ropelab.conformance.identify.questions import ARGUMENTS, COTANGENTS, INPUTS
 from ropelab.layout.pairing import pairs
+from ropelab.layout.seq_format import from_bshd, to_bshd
 
 OF_TABLES = ("row", "sine_row", "frequency", "sine_frequency", "multiple", "factor", "inexact")
 """The parts of a plan from which tables follow, if nothing is rounded to fewer bits."""
@@ -51,6 +52,8 @@ def _answer(made: Callable[[int], Plan], which: int) -> Told | str:
     if plan.question.kind == INPUTS and plan.changed_inputs == plan.subject.in_place:
         return exact(case.inputs[which]), np.zeros(1)
     given = [exact(x) for x in (case.cotangents if plan.is_gradient else case.inputs)]
+    if plan.is_gradient and plan.flat_cotangents:
+        given = [_in_memory(x, plan.subject.format(case)) for x in case.cotangents]
     if not plan.is_gradient:
         return _forward(plan, given)
     if plan.wires is not None and plan.own_gradient:
@@ -59,6 +62,15 @@ def _answer(made: Callable[[int], Plan], which: int) -> Told | str:
     if all((p.wires is None or p.own_gradient) and p.source is None for p in plans):
         return _turned(plan, _brought_back(plan, given[which]))
     return _gathered(plans, given, which)
+
+
+def _in_memory(x: torch.Tensor, seq_format: str) -> np.ndarray:
+    """Return the numbers that memory has one after another from the first of ``x [B, S, H, D]`` on, in its shape."""
+    seen = from_bshd(x, seq_format)
+    if 0 in seen.stride():
+        return np.full(x.shape, np.nan, dtype=EXACT)  # less memory than numbers
+    flat = seen.as_strided(seen.shape, torch.empty(seen.shape, device="meta").stride())
+    return exact(to_bshd(flat, seq_format))
 
 
 def _forward(plan: Plan, given: list[np.ndarray]) -> Told:

@@ -34,7 +34,7 @@ OWN = "every element of the result depends on its own token and head only"
 
 def rare_questions(subject: Subject, sizes: Sizes, variant: int) -> Iterator[Question]:
     """Yield the questions; the arguments are those of `questions`."""
-    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
         if dtype != subject.dtype:
             name = str(dtype).removeprefix("torch.")
             case = subject.draw(sizes, dtype=dtype, seed=variant)
@@ -46,6 +46,9 @@ def rare_questions(subject: Subject, sizes: Sizes, variant: int) -> Iterator[Que
             if subject.convention.differentiable:
                 yield Question(f"the gradient in {name}", subject.cotangents(case), GRADIENT,
                                lambda s, c: s.gradients(c)[1])  # fmt: skip
+    for tokens in dict.fromkeys((sizes.q_heads, sizes.k_heads, sizes.batch)):  # axes that have one extent
+        case = subject.draw(replace(sizes, tokens=tokens), seed=variant)
+        yield Question(f"{tokens} tokens", case, FORWARD, lambda s, c: s(c))
     if subject.convention.looks_up:
         case = subject.draw(sizes, spare_rows=0, seed=variant)
         yield Question("tables that end with the last token", case, FORWARD, lambda s, c: s(c))

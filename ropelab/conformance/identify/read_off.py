@@ -196,6 +196,30 @@ def read_rows(subject: Subject, answer: Answer) -> tuple[Plan, np.ndarray | None
     return plan, None if found is None else found[..., 0]
 
 
+def read_heads(subject: Subject, answer: Answer) -> np.ndarray | None:
+    """Return the number in memory of the head that each head of a wrong result was made from, ``[B, S, H]``.
+
+    None if a head was made from none, turned by the row of its own token.
+    """
+    seen = _seen(subject, answer)
+    if seen is None or seen.answer.question.case.axes is not None:
+        return None
+    before, after, plan = seen.turned()
+    if not before.shape[-1] or np.size(plan.multiple) > 1:
+        return None
+    rates = float(plan.multiple) * plan.frequency.astype(np.float64)
+    rows = np.broadcast_to(plan.row[..., :1], (*before.shape[:3], 1)).astype(np.float64)
+    straight = after * np.exp(-1j * rows * rates) / plan.factor
+    order = "bsh" if answer.question.case.lengths is not None else subject.seq_format.replace("d", "")
+    heads = before.transpose(*map("bsh".index, order), 3).reshape(-1, before.shape[-1])
+    off = abs(straight[..., None, :] - heads).max(axis=-1)
+    own = np.arange(len(heads)).reshape([before.shape["bsh".index(axis)] for axis in order])
+    own = own.transpose(*map(order.index, "bsh"))
+    near = np.take_along_axis(off, own[..., None], axis=-1)[..., 0] <= _close(seen)
+    found = np.where(near, own, off.argmin(axis=-1))
+    return found if (near | (off.min(axis=-1) <= _close(seen))).all() else None
+
+
 def _read_rows(seen: _Seen, before, after, plan: Plan, axes: tuple[int, ...]) -> np.ndarray | None:
     """Return the rows ``[B, S, 1]``, or ``[B, S, H]`` for each head; None if a token turns by no row."""
     weight = (abs(before) ** 2).sum(axis=axes, keepdims=True)

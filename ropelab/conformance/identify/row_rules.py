@@ -18,7 +18,7 @@ from ropelab.conformance.identify.evidence import Answer
 from ropelab.conformance.identify.plan import Plan, last_row
 from ropelab.conformance.identify.questions import FORWARD
 from ropelab.conformance.identify.read_off import Wrong, read_rows
-from ropelab.conformance.identify.vocabulary import ROW, expressible, set_row
+from ropelab.conformance.identify.vocabulary import ROW, ROWS, expressible, set_row
 from ropelab.conformance.subject import Subject
 
 MOST_CALLS, FEW = 16, 3
@@ -27,6 +27,7 @@ FARTHEST = 1000
 """Rows of larger positions are not measured: to find one among them takes long."""
 TILES = (2, 4, 8, 16, 32, 64, 128)
 
+PER_TOKEN = [row for words, row in ROWS.items() if "head" not in words]
 Rows = Callable[[Plan], np.ndarray]
 """Returns the positions ``[B, S]`` whose rows the tokens of a call read."""
 
@@ -50,19 +51,27 @@ def row_rules(subject: Subject, wrong: Wrong, answers: list[Answer]) -> Iterator
             if abs(answer.question.case.token_positions()).max() < FARTHEST:
                 measured += [(plan, rows) for plan, rows in (read_rows(subject, answer),) if rows is not None]
         right = [Plan.of(subject, a.question, a.which) for a in ours if id(a) not in failing]
-        if not any(rows.any() for _, rows in measured):  # they are not rotated
+        if not any(rows.any() for _, rows in measured) or _usual(measured):  # row 0 is no rotation
             continue
         fits = [words for words, rule in every.items() if expressible(subject.convention, words)
                 and all((rule(plan) == rows).all() for plan, rows in measured)]  # fmt: skip
         calm = {w for w in fits if all((every[w](plan) == _positions(plan)).all() for plan in right)}
         found[name] = sorted(fits, key=lambda words: words not in calm)[:FEW]
     inputs = {answer.name for answer in answers}
-    told = {}
+    told: dict[tuple[str, str], None] = {}
     for name, words in ((name, words) for name, fits in found.items() for words in fits):
         common = all(words in found.get(other, ()) for other in inputs)
         told[words, "" if common else name] = None
     for words, name in told:
         yield Deviation("row rule", words, ROW, partial(_read, rule=every[words]), {"rule": words}, Scope(name))
+
+
+def _usual(measured: list[tuple[Plan, np.ndarray]]) -> bool:
+    """Return whether a predicate of the vocabulary gives all measured rows."""
+    return any(
+        all((np.broadcast_to(row(plan), (*plan.shape[:2], 1, 1))[..., 0, 0] == rows).all() for plan, rows in measured)
+        for row in PER_TOKEN
+    )
 
 
 def _read(plan: Plan, rule: Rows) -> None:
@@ -94,13 +103,17 @@ def _rules(*, flat: bool) -> Iterator[tuple[str, Rows]]:
     for (words, anchor), (said, numbers) in product(anchors.items(), FORMS.items()):
         yield said.format(words).replace(",,", ",").rstrip(","), partial(_of_anchor, anchor=anchor, numbers=numbers)
     for tile in TILES:
-        yield f"rounds positions down to multiples of {tile}", lambda plan, tile=tile: _positions(plan) // tile * tile
+        yield f"rounds positions down to multiples of {tile}", partial(_rounded_down, tile=tile)
     for (begin, begins), (length, lengths), (rank, ranks), (order, orders) in product(
         BEGINS.items(), LENGTHS.items(), RANKS.items(), ORDERS.items()
     ):
         words = " and ".join(filter(None, (*((begin, length) if begin != length else (begin,)), rank, order)))
         if words:
             yield words, partial(_of_rank, begins=begins, lengths=lengths, ranks=ranks, orders=orders)
+
+
+def _rounded_down(plan: Plan, tile: int) -> np.ndarray:
+    return np.asarray(_positions(plan) // tile * tile)
 
 
 def _place(plan: Plan) -> np.ndarray:

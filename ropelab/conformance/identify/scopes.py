@@ -68,7 +68,8 @@ CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "in float16": lambda q, i: q.case.inputs[i].dtype == torch.float16,
     "in 16 bits": lambda q, i: q.case.inputs[i].dtype.itemsize == 2,
     "in float32": lambda q, i: q.case.inputs[i].dtype == torch.float32,
-    "in float64": lambda q, i: q.case.inputs[i].dtype == torch.float64,
+    "where the call has as many tokens as heads": lambda q, i: q.case.shape[1] == q.case.inputs[i].shape[2],
+    "where the call has as many tokens as sequences": lambda q, i: q.case.shape[0] == q.case.shape[1],
 }
 """Circumstances in words -> whether an input of a question has them."""
 

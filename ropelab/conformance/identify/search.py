@@ -17,6 +17,7 @@ from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question
 from ropelab.conformance.identify.read_off import orders
 from ropelab.conformance.identify.row_rules import row_rules
 from ropelab.conformance.identify.scopes import in_results, pairs_of, scopes
+from ropelab.conformance.identify.stride_rules import stride_rules
 from ropelab.conformance.identify.vocabulary import expressible, vocabulary
 from ropelab.conformance.identify.wiring import wiring
 
@@ -33,6 +34,8 @@ TOGETHER = ("sign", "reflection", "lost term", "tables swapped", "order of frequ
 """Kinds of deviations without parameters that occur together with another deviation of the same elements."""
 COARSE = ("sign", "reflection", "tables swapped", "order of frequencies", "order")
 """Kinds without parameters that occur together with other kinds without parameters."""
+RULES = ("row rule", "stride rule")
+"""Kinds of rules that reproduce what was measured of all wrong answers, and so need no second deviation."""
 SLOW = 0.02
 """A call that takes more seconds is too slow to be asked for every element of a token."""
 
@@ -66,8 +69,9 @@ def search(evidence: Evidence, refuted: Description = ()) -> Iterator[Descriptio
     evidence.deadline = started + 3 / 4 * (deadline - started)
     best: Description = ()
     try:
-        measured = [*_measured(evidence, wrong), *orders(evidence.subject, wrong)]
-        measured += row_rules(evidence.subject, wrong, evidence.answers)
+        inputs = {answer.name for answer in evidence.answers}
+        rules = [*row_rules(evidence.subject, wrong, evidence.answers), *stride_rules(evidence.subject, wrong, inputs)]
+        measured = [*rules, *_measured(evidence, wrong), *orders(evidence.subject, wrong)]
         short = [d for d in measured if "frequencies" not in d.parameters]  # a list of frequencies is long
         for some in (short, measured)[: 1 + (len(short) < len(measured))]:
             for description in _search(evidence, wrong, some):
@@ -169,7 +173,7 @@ def _together(
     one of the two is measured, or exchanges heads, features or tables.
     """
     structural = tuple(d for d in measured if d.kind in ("layout", "wiring"))
-    others = [d for d in measured if d.kind not in ("layout", "wiring")]
+    others = [d for d in measured if d.kind not in ("layout", "wiring", *RULES)]
     known = (d for d in vocabulary() if expressible(evidence.subject.convention, d.words))
     alone = [d for d in known if d.kind in TOGETHER]
     coarse = [d for d in alone if d.kind in COARSE]
@@ -218,8 +222,7 @@ def _longer_for(
     convention = evidence.subject.convention
     possible = [scope for scope in scopes(wrong, evidence.answers) if expressible(convention, scope.words)]
     known = (d for d in vocabulary() if expressible(convention, d.words))
-    rules = [d for d in measured if d.kind == "row rule"]  # the usual words come first
-    candidates = [*(d for d in measured if d not in rules), *raised(wrong), *known, *rules]
+    candidates = [*measured, *raised(wrong), *known]
     first = min(wrong, key=lambda w: _ease(w[0].question))[0] if wrong else None
     helps: dict[tuple, bool] = {}
     for scope in possible:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
+import torch
 
 from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.case import rank_positions
@@ -22,7 +23,7 @@ from ropelab.conformance.identify.plan import (
     Wires,
     last_row,
 )
-from ropelab.layout.pairing import LAYOUTS
+from ropelab.layout.pairing import LAYOUTS, pairs
 from ropelab.positions.axes import mrope_axes
 
 ROW = "token t of sequence b reads the row of its own position p"
@@ -256,6 +257,24 @@ def _half_a_head_apart(plan: Plan) -> None:
         (others, others, none, none, np.ones(len(others))),
     )
     plan.wires = _of_every_head(plan, parts)
+
+
+def _last_features(plan: Plan) -> None:
+    """Rotate the last features of a head, and pass the first."""
+    count, width = plan.rotary_dim // 2, plan.shape[3]
+    turned = torch.arange(width - 2 * count, width)
+    first, second = (member.numpy() for member in pairs(turned, plan.layout))
+    column, ones = np.arange(count), np.ones(count)
+    sense = -ones if plan.is_gradient else ones
+    head, none = np.arange(width - 2 * count), np.zeros(width - 2 * count, dtype=int)
+    parts = (
+        (first, first, np.full(count, 1), column, ones),
+        (first, second, np.full(count, 2), column, -sense),
+        (second, second, np.full(count, 1), column, ones),
+        (second, first, np.full(count, 2), column, sense),
+        (head, head, none, none, np.ones(len(head))),
+    )
+    plan.wires, plan.own_gradient = _of_every_head(plan, parts), True
 
 
 def _of_every_head(plan: Plan, parts) -> Wires:
@@ -603,6 +622,8 @@ def vocabulary() -> Iterator[Deviation]:
     yield make("wiring", words, PAIR, _crossed(adjacent=False))
     words = "pairs feature i with the feature half a head further, and not half of the features that rotate"
     yield make("wiring", words, PAIR, _half_a_head_apart)
+    words = "rotates the last features of a head, and passes the first"
+    yield make("wiring", words, TAIL, _last_features)
     for layout in LAYOUTS:
         yield make("layout", f"pairs features as {layout}", PAIR, _laid_out(layout))
     yield make("overwritten", "is in memory that the next call overwrites", PURE, _with("overwritten", True))
@@ -631,6 +652,8 @@ def vocabulary() -> Iterator[Deviation]:
     yield make("roundings", words, BITS, _rounded_more)
     words = "has a backward that overwrites the cotangent that it gets"
     yield make("cotangents", words, PURE, _with("changed_cotangents", True))
+    words = "reads strided cotangents as if their memory were contiguous"
+    yield make("memory", words, OWN, _with("flat_cotangents", True))
     yield make("arguments", "changes another argument", PURE, _with("changed_arguments", True))
     yield make("rounding of position", "rounds positions to the dtype of the input", BITS,
                _rounding(("position",), OF_INPUT))  # fmt: skip

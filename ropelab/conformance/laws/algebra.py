@@ -193,11 +193,12 @@ def _tails(tensors, sizes):
      r"y_0 = c_0 x_0 - s_0 x_1,\; y_1 = c_1 x_1 + s_1 x_0")  # fmt: skip
 def feature_columns(subject, sizes):
     case = subject.draw(sizes)
-    yield from against(case, *by_feature(subject, case), "{} with a column for each feature", truth=True)
+    outputs, told = by_feature(subject, case)
+    yield from against(case, outputs, told, "{} with a column for each feature", truth=True)
     if subject.convention.differentiable:
         case = subject.cotangents(case)
-        found = by_feature(subject, case, transposed=True)
-        yield from against(case, *found, "gradient of {} with a column for each feature", truth=True)
+        gradients, told = by_feature(subject, case, transposed=True)
+        yield from against(case, gradients, told, "gradient of {} with a column for each feature", truth=True)
 
 
 def by_feature(subject, case, *, transposed: bool = False):
