@@ -88,7 +88,8 @@ def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation
     said: set[str] = set()
 
     def forward(self, *args, **kwargs):
-        given = signature.bind(self, *args, **kwargs).arguments
+        named = "hidden_states" in kwargs and "position_embeddings" in kwargs  # else the host has to find the names
+        given = kwargs if named else signature.bind(self, *args, **kwargs).arguments
         hidden, tables = given["hidden_states"], given["position_embeddings"]
         outputs = sum(len(getattr(self, name).weight) for name in NAMES)
         work = Work(hidden.shape[:-1].numel(), hidden.shape[-1], outputs)
