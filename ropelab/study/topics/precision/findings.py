@@ -517,14 +517,14 @@ def attention_sentence(found: pd.DataFrame) -> str:
 
 
 def models_sentence(found: pd.DataFrame) -> str:
-    """The sentence on models with fewer right bits than bfloat16 at their longest context, usually and with ours."""
+    """The sentence on rotations with fewer right bits than bfloat16 at their longest context, usually and with ours."""
     bits = found.pivot(index="model", columns="method", values="bits")
     usual = bits[USUAL]
     fewer = int((usual < precision.BF16).sum())
     return (
-        f"With {USUAL} {fewer} of {len(bits)} models have fewer right bits than bfloat16. At their longest context the "
-        f"worst has {usual.min():.1f} ({usual.idxmin()}), where bfloat16 has {precision.BF16}. {OURS.capitalize()} "
-        f"keep {bits[OURS].min():.1f}"
+        f"With {USUAL} {fewer} of {len(bits)} rotations of models have fewer right bits than bfloat16. At their "
+        f"longest context the worst has {usual.min():.1f} ({usual.idxmin()}), where bfloat16 has {precision.BF16}. "
+        f"{OURS.capitalize()} keep {bits[OURS].min():.1f}"
     )
 
 
@@ -562,11 +562,13 @@ def pairs_sentence(found: pd.DataFrame) -> str:
 
 
 def emulation_sentence(found: pd.DataFrame) -> str:
-    """The sentence on the angles of the tensor cores that have the bits of the emulation."""
-    shares = found.groupby("method", sort=False).emulated.mean().dropna()
-    return "Angles with the bits of the emulation: " + ", ".join(
-        f"{name} {share:.0%}" for name, share in shares.items()
-    )
+    """The sentence on the octaves in which all angles of the tensor cores have the bits of the emulation."""
+    counts = []
+    for name, octaves in found.dropna(subset="emulated").groupby("method", sort=False):
+        other = octaves.position[octaves.emulated < 1]
+        few = f" (not up to {other.max():,})" if 0 < len(other) < len(octaves) else ""
+        counts.append(f"{name} {len(octaves) - len(other)} of {len(octaves)}{few}")
+    return f"Octaves in which all angles have the bits of the emulation: {', '.join(counts)}"
 
 
 def _angle(radians: float) -> str:
