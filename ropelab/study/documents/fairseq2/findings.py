@@ -177,7 +177,11 @@ def ratios_sentence(grid: pd.DataFrame) -> str:
              for way, rows in here.groupby("direction")}  # fmt: skip
     both = means["forward"]
     same = {way: f"{((rows.here > 1) == (rows.printed > 1)).sum()} of {len(rows)}" for way, rows in means.items()}
-    backward = f"; with the backward, {same['forward and backward']}" * ("forward and backward" in same)
+    backward = ""
+    if "forward and backward" in means:
+        crossed = means["forward and backward"].query("(here > 1) != (printed > 1)").here.map("{:.2f}".format)
+        others = f" (other: {', '.join(crossed)}, with intervals in FS-16)" * bool(len(crossed))
+        backward = f"; with the backward, {same['forward and backward']}{others}"
     layouts = {"llama": "pairs", "reference": "halves"}
     each = [f"{mode} {layouts[ratio]} {row.here:.2f} ({row.printed:.2f})" for (mode, ratio), row in both.iterrows()]
     compiled = [times_by_compiling(*of) for of in ((grid, "RE llama"), (evidence.log(), "RE llama", "ms"))]

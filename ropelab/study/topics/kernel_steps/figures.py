@@ -55,9 +55,9 @@ def roofline(
         ax.plot(density, rate, "o", color=gpus.COLORBLIND[0], markersize=4)
         points = pd.DataFrame({"step": rows.contender.str[:1], "x": density, "y": rate}).sort_values("x")
         apart = (points[["x", "y"]].pct_change().abs() > (0.03, 0.1)).any(axis=1).cumsum()
-        for number, near in points.groupby(apart):  # labels of neighbours lie below and above
-            text, at = ",".join(sorted(set(near.step))), (near.x.mean(), near.y.mean())
-            ax.annotate(text, at, (0, -12 if number % 2 else 5), textcoords="offset points", ha="center", size=8)
+        for number, near in points.groupby(apart):  # labels of neighbours lie in two lines
+            text, at = ",".join(sorted(set(near.step))), (near.x.mean(), near.y.min())
+            ax.annotate(text, at, (0, -12 - 10 * (number % 2)), textcoords="offset points", ha="center", size=8)
         ridge = 1000 * machine.warps_per_us / machine.bytes_per_us  # where both roofs meet
         across = pd.Series([0.7 * density.min(), ridge, 1.4 * density.max()]).sort_values()
         roof = (machine.warps_per_us / across).clip(upper=machine.bytes_per_us / 1000)
