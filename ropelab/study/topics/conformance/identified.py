@@ -71,8 +71,8 @@ def sentences() -> list[str]:
         f"Of {len(pairs)} functions with two random faults, {twofold.get('equivalent', 0)} are proven to be recovered, "
         f"and {twofold.get('wrong', 0)} are described wrongly. Unexplained: {twofold.get('unexplained', 0)}.",
         f"Of the {len(FAULTS)} faults of the catalogue that are code, {len(faults)} have a description that somebody "
-        f"wrote from their code. {counts.get('equal', 0)} of these are recovered as injected, and {counts.get('wrong', 0)} "
-        f"are described wrongly. Unexplained: {counts.get('unexplained', 0)}."
+        f"wrote from their code. {counts.get('equal', 0)} of these are recovered as injected, and "
+        f"{counts.get('wrong', 0)} are described wrongly. Unexplained: {counts.get('unexplained', 0)}."
         + (f" No input tells apart the faults of these pairs: {'; '.join(map(' and '.join, same))}." if same else ""),
         f"In {right.silent.sum()} of {len(right)} right implementations the identification finds no deviation.",
     ]
