@@ -187,8 +187,8 @@ def ratios_sentence(grid: pd.DataFrame) -> str:
     compiled = [times_by_compiling(*of) for of in ((grid, "RE llama"), (evidence.log(), "RE llama", "ms"))]
     return (
         f"Of the forward, {same['forward']} means of RRE's time over RE's lie on the same side of 1 as published"
-        f"{backward}.{others} The mean of the forward here (and as published): {listed(each)}. Compiled, native RE takes "
-        f"{compiled[0]:.2f} ({compiled[1]:.2f}) times as long as eager."
+        f"{backward}.{others} The mean of the forward here (and as published): {listed(each)}. Compiled, native RE "
+        f"takes {compiled[0]:.2f} ({compiled[1]:.2f}) times as long as eager."
     )
 
 
