@@ -121,7 +121,7 @@ def _questions(subject: Subject, sizes: Sizes, variant: int, description: tuple[
             for turns in (False, True) if section[0] >= max(section) else (False,):
                 case = subject.draw(wide, positions=along, mrope_section=section, mrope_interleaved=turns)
                 yield Question(f"sections {section}{' in turns' * turns}", case, FORWARD, forward)
-    if any(deviation.kind == "row rule" for deviation in description):
+    if any("rows" in deviation.parameters for deviation in description):
         n, generator = variant, torch.Generator().manual_seed(variant)
         scattered = torch.randint(0, 40, (2, 131 + 6 * n), generator=generator)
         case = subject.draw(replace(sizes, batch=2, tokens=131 + 6 * n), positions=scattered, seed=77 + n)

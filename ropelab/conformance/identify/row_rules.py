@@ -63,7 +63,7 @@ def row_rules(subject: Subject, wrong: Wrong, answers: list[Answer]) -> Iterator
         common = all(words in found.get(other, ()) for other in inputs)
         told[words, "" if common else name] = None
     for words, name in told:
-        yield Deviation("row rule", words, ROW, partial(_read, rule=every[words]), {"rule": words}, Scope(name))
+        yield Deviation("row", words, ROW, partial(_read, rule=every[words]), {"rows": words}, Scope(name))
 
 
 def _usual(measured: list[tuple[Plan, np.ndarray]]) -> bool:
@@ -176,7 +176,7 @@ LENGTHS: dict[str, Callable[[int, int], int]] = {
 }
 RANKS: dict[str, Callable[[int, int], int]] = {
     "": lambda rank, size: rank,
-    "takes the tokens of rank 0": lambda rank, size: 0,
+    "takes the positions of rank 0 on all ranks": lambda rank, size: 0,
     "counts the ranks from the last": lambda rank, size: size - 1 - rank,
     "takes the tokens of the next rank": lambda rank, size: (rank + 1) % size,
 }
@@ -184,7 +184,9 @@ ORDERS: dict[str, Callable[[np.ndarray, int, int, int], np.ndarray]] = {
     "": lambda place, length, rank, size: np.where(
         place < length // 2, place + rank * (length // 2), place + (2 * size - 2 - rank) * (length // 2)
     ),
-    "takes the tokens of a rank for contiguous tokens": lambda place, length, rank, size: place + rank * length,
+    "takes the tokens of a rank for contiguous tokens of the sequence": lambda place, length, rank, size: (
+        place + rank * length
+    ),
     "takes for a rank every token whose number is the rank modulo cp_size": lambda place, length, rank, size: (
         place * size + rank
     ),

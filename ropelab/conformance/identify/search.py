@@ -34,8 +34,6 @@ TOGETHER = ("sign", "reflection", "lost term", "tables swapped", "order of frequ
 """Kinds of deviations without parameters that occur together with another deviation of the same elements."""
 COARSE = ("sign", "reflection", "tables swapped", "order of frequencies", "order")
 """Kinds without parameters that occur together with other kinds without parameters."""
-RULES = ("row rule", "stride rule")
-"""Kinds of rules that reproduce what was measured of all wrong answers, and so need no second deviation."""
 SLOW = 0.02
 """A call that takes more seconds is too slow to be asked for every element of a token."""
 
@@ -173,7 +171,9 @@ def _together(
     one of the two is measured, or exchanges heads, features or tables.
     """
     structural = tuple(d for d in measured if d.kind in ("layout", "wiring"))
-    others = [d for d in measured if d.kind not in ("layout", "wiring", *RULES)]
+    others = [
+        d for d in measured if d.kind not in ("layout", "wiring") and not {"rows", "strides"} & d.parameters.keys()
+    ]
     known = (d for d in vocabulary() if expressible(evidence.subject.convention, d.words))
     alone = [d for d in known if d.kind in TOGETHER]
     coarse = [d for d in alone if d.kind in COARSE]

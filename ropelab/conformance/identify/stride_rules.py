@@ -55,7 +55,7 @@ def stride_rules(subject: Subject, wrong: Wrong, inputs: Collection[str]) -> Ite
             found.setdefault((f"{AXES[order[place]]} were {STRIDES[strides[place]]}", strides), []).append(name)
     for (words, strides), names in found.items():
         for name in [""] if len(names) == len(inputs) else names:
-            yield Deviation("stride rule", f"is read from memory as if {words} apart", OWN,
+            yield Deviation("memory", f"is read from memory as if {words} apart", OWN,
                             partial(_read, strides=strides), {"strides": list(strides)}, Scope(name))  # fmt: skip
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from ropelab.conformance.bounds import EXACT
-from ropelab.conformance.case import rank_positions
 from ropelab.conformance.convention import Convention
 from ropelab.conformance.identify.deviation import Deviation
 from ropelab.conformance.identify.plan import (
@@ -50,23 +49,6 @@ def set_row(plan: Plan, row: np.ndarray) -> None:
 def _last(plan: Plan) -> int:
     """Return the largest position of the call."""
     return int(abs(plan.position).max()) if plan.position.size else 0
-
-
-def _of_rank(plan: Plan, other: Callable[[int, int], int]) -> np.ndarray:
-    """Return the positions of another rank, from the number of ranks and the own rank."""
-    case = plan.question.case
-    size, rank = case.shard or (1, 0)
-    if size == 1:
-        return plan.position
-    lengths = case.lengths or (case.shape[1] * size,)
-    found = [rank_positions(length, size, other(size, rank)).numpy() for length in lengths]
-    return np.concatenate(found)[None, :, None, None] if sum(map(len, found)) == case.shape[1] else plan.position
-
-
-def _contiguous(plan: Plan) -> np.ndarray:
-    case = plan.question.case
-    size, rank = case.shard or (1, 0)
-    return plan.position if size == 1 else rank * case.shape[1] + plan.token
 
 
 def _row_of_head(plan: Plan) -> np.ndarray:
@@ -462,8 +444,6 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes the positions of a sequence in rising order": lambda p: np.sort(p.position, axis=1),
     "brings sorted positions back by the order that sorts them, in place of its inverse": _sorted_twice,
     "adds 1 to the position after the first token": lambda p: p.position + (p.token > 0),
-    "takes the positions of rank 0 on all ranks": lambda p: _of_rank(p, lambda size, rank: 0),
-    "takes the tokens of a rank for contiguous tokens of the sequence": _contiguous,
     "takes the row of flat tables in memory whose number is the number of the head": _row_of_head_in_memory,
     "counts positions on from the tokens of earlier calls": lambda p: p.position + sum(p.question.before),
     "adds the number of earlier calls to the position": lambda p: p.position + len(p.question.before),
@@ -510,7 +490,6 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     ),
     "takes the second chunk of the rank after": lambda p: _second_chunk(p, -1),
     "takes the second chunk of the rank before": lambda p: _second_chunk(p, 1),
-    "counts the ranks from the last": lambda p: _of_rank(p, lambda size, rank: size - 1 - rank),
     "reads the second axis of the positions for the pairs of the third": lambda p: _along(p, _replaced(2, 1)),
     "reads the third axis of the positions for the pairs of the second": lambda p: _along(p, _replaced(1, 2)),
     "reads the first axis of the positions for the pairs of the third": lambda p: _along(p, _replaced(2, 0)),
