@@ -221,7 +221,7 @@ def test_a_law_that_no_number_breaks_says_why(folder):
     """A result in float32 is right in every number, so the description of its numbers is not the whole verdict."""
     result = run("somebodys:in_float32", "--convention", "plain", "--law", "definition", "--law", "dtype")
     said = " ".join(result.output.split())
-    assert result.exit_code == 1 and "dtype: x: expected torch.bfloat16, the dtype of the inputs, got" in said, said
+    assert result.exit_code == 1 and "x: expected torch.bfloat16, the dtype of the inputs, got" in said, said
 
 
 def test_a_function_that_raises_gets_its_traceback_and_no_diagnosis(folder):
