@@ -129,22 +129,41 @@ def _with_v(k: torch.Tensor, v: torch.Tensor, given: torch.Tensor, rotary_dim: i
     if part:
         return k if part == "k" else v
     k = k.where((v == given) | given.isnan(), k + (v - given))
-    return torch.cat((k[..., :rotary_dim], Agreed.apply((2, -1), k[..., rotary_dim:], -v[..., rotary_dim:])), dim=-1)
+    kept = (x[..., rotary_dim:] for x in (-given, k, -v))
+    return torch.cat((k[..., :rotary_dim], Agreed.apply((2, -1), *kept)), dim=-1)
 
 
 class Agreed(torch.autograd.Function):
-    """The number that all parts have, or else the number of the last part that differs from those before it.
+    """The number that all parts have, or else a wrong one: a part that is not the given number.
 
-    The gradient of each part is the gradient times its weight. The weights sum to 1, and no sum of some of them rounds.
+    Where no number is given, two parts that differ make a number that neither is. The gradient of each part is the
+    gradient times its weight. The weights sum to 1, and no sum of some of them rounds.
     """
 
     @staticmethod
-    def forward(ctx, weights, first, *others):
-        ctx.weights = weights
+    def forward(ctx, weights, given, first, *others):
+        ctx.weights, y = weights, first
         for other in others:
-            first = torch.where(first == other, first, other)
-        return first.clone()
+            if given is None:
+                y = y.where(first == other, 2 * first - other)
+            else:
+                y = y.where((y != given) & ~(y.isnan() & given.isnan()), other)
+        return y.clone()
 
     @staticmethod
     def backward(ctx, grad):
-        return None, *(weight * grad for weight in ctx.weights)
+        return None, None, *Shares.apply(ctx.weights, grad)
+
+
+class Shares(torch.autograd.Function):
+    """A gradient times each of some weights. Its own gradient is a sum in float64, which rounds once."""
+
+    @staticmethod
+    def forward(ctx, weights, grad):
+        ctx.weights = weights
+        return tuple(weight * grad for weight in weights)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        shares = (weight * grad.double() for weight, grad in zip(ctx.weights, grads, strict=True))
+        return None, sum(shares).to(grads[0].dtype)
