@@ -16,6 +16,7 @@ import torch
 from ropelab.conformance.bounds import FLOAT32_UNIT, exact
 from ropelab.conformance.cache.block_scales import BlockScales
 from ropelab.conformance.cache.case import CacheCase, in_request
+from ropelab.conformance.cache.conventions import UNWRITTEN
 from ropelab.conformance.cache.definition import Definition, yarn
 from ropelab.conformance.cache.scale_mistakes import Hypothesis, block_scales, given_scales, made_scales, small_scales
 from ropelab.conformance.cache.seen import RETURNED, SCALES, K, Q, Seen, V, kept, rows, stored, told
@@ -23,7 +24,7 @@ from ropelab.conformance.cache.subject import Bounded, CacheSubject
 from ropelab.conformance.identify.angles import simple
 from ropelab.conformance.identify.vocabulary import SIGNS, TERMS
 from ropelab.kernels import NO_POSITION
-from ropelab.layout.pairing import pairs, permutation
+from ropelab.layout.pairing import LAYOUTS, pairs, permutation
 
 Change = Callable[[CacheCase], CacheCase]
 Named = Iterator[tuple[str, Hypothesis]]
@@ -34,6 +35,9 @@ def mistakes(subject: CacheSubject, seen: list[Seen], which: int) -> Named:
     blocks = isinstance(subject.convention, BlockScales)
     if which >= SCALES:
         yield from made_scales(which)
+        if which > SCALES:
+            for words, slots in SLOTS.items():
+                yield words, partial(_scales_in, slots=slots)
         return
     if seen[0].earlier is not None:
         yield from _recalled()
@@ -212,6 +216,19 @@ STRIDES: dict[str, Callable[[Seen, int], tuple[int, ...]]] = {
 """How a cache is addressed by mistake, in words -> the strides of ``[blocks, block_size, heads, features]``."""
 
 
+def _scales_in(subject: CacheSubject, seen: Seen, which: int, slots: Callable[[Seen], torch.Tensor]) -> Bounded:
+    """Return what the slots of the tokens hold where each token's scale is written to another slot."""
+    found = seen.definition(subject, which)
+    own, names = own_slots(seen)[seen.case.live].numpy(), slots(seen)[seen.case.live].numpy()
+    _, total = _extents(seen)
+    filled = []
+    for scales, before in zip(found, (UNWRITTEN, 0.0), strict=True):
+        memory = np.full((total, *scales.shape[1:]), before, scales.dtype)
+        memory[names[names >= 0]] = scales[names >= 0]
+        filled.append(memory[own])
+    return filled[0], filled[1]
+
+
 def own_slots(seen: Seen) -> torch.Tensor:
     """Return the right slots of all tokens."""
     return _padded(seen, seen.case.slots)
@@ -326,12 +343,12 @@ def _rotations(subject: CacheSubject) -> Named:
     yield "turns by minus the angle", called(same, reversed=not subject.reversed)
     for words, tables in TABLES.items():
         yield words, wider(called(same, tables=tables), 3 if "twice" in words else 1)
-    for layout in subject.convention.layouts:
+    for layout in LAYOUTS:
         if layout != subject.layout:
             yield f"pairs features as {layout}", called(same, layout=layout)
     for words, members in MEMBERS.items():
         yield words, called(same, members=members)
-    for layout in ("split_half", "interleaved"):
+    for layout in LAYOUTS:
         if layout != subject.layout:
             yield f"is written with the pairs as {layout}", called(same, stores=_laid_out(layout))
     for part, factors in (("sin0", (1, -1, 1, 1)), ("sin1", (1, 1, 1, -1)), ("cos0", (-1, 1, 1, 1)),

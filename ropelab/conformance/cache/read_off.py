@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from ropelab.conformance.bounds import exact
+from ropelab.conformance.bounds import EXACT, exact
 from ropelab.conformance.cache.block_scales import BlockScales
 from ropelab.conformance.cache.case import numbers
 from ropelab.conformance.cache.mistakes import Named, called, same, wider, with_parts
 from ropelab.conformance.cache.scale_mistakes import Hypothesis
-from ropelab.conformance.cache.seen import PARTS, RETURNED, SCALES, K, Q, Seen, V, kept, told
+from ropelab.conformance.cache.seen import PARTS, RETURNED, SCALES, K, Q, Seen, V, kept, off, told
 from ropelab.conformance.cache.subject import Bounded, CacheSubject
 from ropelab.conformance.identify.plain import plain
 from ropelab.conformance.identify.read_off import named_frequencies
@@ -25,7 +25,7 @@ def hypotheses(subject: CacheSubject, seen: Seen, which: int) -> Named:
     """Yield what a part of the results shows of frequencies and of the norm, to be proven in other calls."""
     if which not in (Q, K, RETURNED):
         return
-    if not isinstance(subject.convention, BlockScales) and seen.case.yarn[0] == 1:
+    if seen.case.yarn[0] == 1:
         width = seen.case.inputs[min(which, K)].shape[-1]
         for words, rates in named_frequencies(subject.base, seen.case.rotary_dim, width):
             yield f"has {words}", _turned_by(rates)
@@ -78,18 +78,44 @@ def _order_in_words(order: list[int]) -> str:
 def facts(subject: CacheSubject, seen: Seen, which: int) -> Iterator[str]:
     """Yield what a wrong part of one call shows, in words; each line reproduces all of its wrong numbers."""
     y, (right, bound) = seen.actual(subject, which), seen.definition(subject, which)
-    if y is None or y.shape != right.shape or which >= SCALES or isinstance(subject.convention, BlockScales):
+    if y is None or y.shape != right.shape or which >= SCALES:
         return
-    wrong = seen.wrong(subject, which)
+    case, wrong = seen.case, seen.wrong(subject, which)
+    x = exact(case.inputs[K if which == RETURNED else which][0])[kept(subject, case, which)]
+    if which == K and isinstance(subject.convention, BlockScales):
+        features = slice(0, x.shape[-1])
+        yield from _of_blocks(subject, case, y, right, bound)
+        y, right, bound, wrong = (z[..., features] for z in (y, right, bound, wrong))
     sources = [(PARTS[which], right, bound)]
     for other in (Q, K, V):
         if other != which and seen.actual(subject, other) is not None:
             sources.append((PARTS[other], *seen.definition(subject, other)))
-    x = exact(seen.case.inputs[K if which == RETURNED else which][0])[kept(subject, seen.case, which)]
-    nouns = ("token with a slot" if len(right) < seen.case.tokens else "token", "head", "feature")
+    slots = case.slots[case.slots >= 0].cpu().numpy() if which in (K, V) and subject.convention.addressed else None
+    nouns = ("token" if slots is None else "slot", "head", "feature")
     with np.errstate(all="ignore"):
-        found = plain(y, wrong, sources, {"the input": x}, nouns, seen.case.rotary_dim)
+        found = plain(y, wrong, sources, {"the input": x}, nouns, case.rotary_dim, slots)
         yield from (f"{PARTS[which]} {fact}" for fact in found)
+
+
+def _of_blocks(subject: CacheSubject, case, y: np.ndarray, right: np.ndarray, bound: np.ndarray) -> Iterator[str]:
+    """Yield which of scales and stored 8-bit numbers are right by themselves, where their products are not."""
+    kind = subject.convention
+    assert isinstance(kind, BlockScales), "these are facts about scales of blocks"
+    head_dim, scaled = case.inputs[1].shape[-1], kind.scaled_features(case)
+    blocks = kind.truth(case, *(np.zeros((1, 1, head_dim), EXACT),) * 2)[1][0].shape[-1]
+    parts = [z[..., head_dim : head_dim + blocks] for z in (y, right, bound)]
+    scales = not off(parts[0], (parts[1], parts[2])).any()
+    with np.errstate(all="ignore"):
+        size = [np.repeat(np.exp2(e), scaled // blocks, -1) for e in parts[:2]]
+        stored, meant, near = y[..., :scaled] / size[0], right[..., :scaled] / size[1], bound[..., :scaled] / size[1]
+        bits = not off(stored, (meant, near)).any()
+        ratio = (stored / meant)[abs(meant) > 64].astype(np.float64)
+    if scales != bits:
+        names = "its scales are", "its 8-bit numbers, without their scales, are"
+        yield f"the stored k is wrong, and {names[0] if scales else names[1]} right"
+    if scales and ratio.size and np.isfinite(ratio).all() and ratio.min() > 0 and ratio.max() > 1.01 * ratio.min():
+        yield (f"the 8-bit numbers of the stored k are {ratio.min():.3g} to {ratio.max():.3g} times as large as their "
+               "scales ask for")  # fmt: skip
 
 
 def places(subject: CacheSubject, seen: Seen, which: int) -> Iterator[str]:

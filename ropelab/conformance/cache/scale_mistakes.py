@@ -199,9 +199,10 @@ def small_scales(subject: CacheSubject, seen: Seen) -> Iterator[tuple[str, Hypot
     yield words, _of_blocks(smaller)
 
 
-def _filled(y: np.ndarray, exponents: np.ndarray) -> np.ndarray:
-    """Return the largest magnitude of each block beside the largest 8-bit float times the scale."""
-    return abs(y).max(-1) / (torch.finfo(FLOAT8_DTYPES[0]).max * np.exp2(exponents))
+def _filled(y: np.ndarray, exponents: np.ndarray, empty: float = 0.0) -> np.ndarray:
+    """Return the largest magnitude of each block over the largest 8-bit float times the scale; ``empty`` for zeros."""
+    found = abs(y).max(-1) / (torch.finfo(FLOAT8_DTYPES[0]).max * np.exp2(exponents))
+    return np.where(found == 0, empty, found)
 
 
 def _of_largest(y: np.ndarray, largest: np.ndarray) -> np.ndarray:
@@ -225,10 +226,13 @@ def _of_blocks(
         value, bound = subject.expected(case)[1]
         (y, near), (exponents, apart), *rest = kind.truth(case, value[live], bound[live])
         blocks, scaled = exponents.shape[-1], kind.scaled_features(case)
-        parts = y[..., :scaled].reshape(*y.shape[:-1], blocks, -1)
-        parts, changed_exponents = change(parts, exponents)
-        shift = np.maximum(np.exp2(changed_exponents - exponents), 1)  # a larger scale rounds more
+        given = y[..., :scaled].reshape(*y.shape[:-1], blocks, -1)
+        parts, changed_exponents = change(given, exponents)
+        with np.errstate(all="ignore"):
+            larger = np.nan_to_num(abs(parts).max(-1) / abs(given).max(-1))
+        shift = np.maximum(np.maximum(np.exp2(changed_exponents - exponents), larger), 1)  # larger numbers round more
         room = near[..., :scaled].reshape(parts.shape) * shift[..., None]
+        apart = apart + 1e-5 * (changed_exponents != np.rint(changed_exponents))  # the logarithm of a rounded scale
         values = np.concatenate((parts.reshape(*y.shape[:-1], -1), y[..., scaled:]), axis=-1)
         bounds = np.concatenate((room.reshape(*y.shape[:-1], -1), near[..., scaled:]), axis=-1)
         return (
@@ -269,6 +273,12 @@ def _halves_first(x: np.ndarray) -> np.ndarray:
 OF_BLOCKS: dict[str, Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]] = {
     "rounds the exponents of its scales to the nearest, not up, and clips": lambda y, e: (
         _clipped(y, _nearest(y, e)), _nearest(y, e)
+    ),
+    "is divided by the largest magnitude of a block over 448, beside the next power of two as the scale": lambda y, e: (
+        y / _filled(y, e, 1.0)[..., None], e
+    ),
+    "has the largest magnitudes of blocks over 448 for scales, and not the next powers of two": lambda y, e: (
+        y, e + np.log2(_filled(y, e, 1.0))
     ),
     "has scales twice as large as the numbers need": lambda y, e: (y, e + 1),
     "has scales half as large as the numbers need, and clips": lambda y, e: (_clipped(y, e - 1), e - 1),
