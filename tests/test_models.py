@@ -404,10 +404,10 @@ def without_a_function(*given, sense=1):
 @pytest.mark.parametrize(
     "made, said",
     [
-        (every_layer_turns, "layer 0, q: features 0 to 15 turn, in place of none"),
-        (partial(with_rotation, "qwen2", one_layer_stays), "layer 1, q: no features turn, in place of 0 to 15"),
+        (every_layer_turns, ", q and k: features 0 to 15 turn, in place of none"),
+        (partial(with_rotation, "qwen2", one_layer_stays), "layer 1, q and k: no features turn, in place of 0 to 15"),
         (partial(with_rotation, "cohere", other_pairs), "layer 0, q: features are paired as split_half in place of"),
-        (partial(with_rotation, "nemotron", last_features), "layer 0, q: features 8 to 15 turn, in place of 0 to 7"),
+        (partial(with_rotation, "nemotron", last_features), ", q and k: features 8 to 15 turn, in place of 0 to 7"),
         (partial(with_rotation, "mistral", partial(without_a_function, sense=0.5)),
          "scores are those of the class where all positions are 0, and others"),
         (partial(with_rotation, "youtu", other_pairs_of_k), "layer 0, k: features are paired as split_half in place"),
