@@ -406,7 +406,7 @@ def without_a_function(*given, sense=1):
     [
         (every_layer_turns, ", q and k: features 0 to 15 turn, in place of none"),
         (partial(with_rotation, "qwen2", one_layer_stays), "layer 1, q and k: no features turn, in place of 0 to 15"),
-        (partial(with_rotation, "cohere", other_pairs), "layer 0, q: features are paired as split_half in place of"),
+        (partial(with_rotation, "cohere", other_pairs), ", q and k: features are paired as split_half in place of"),
         (partial(with_rotation, "nemotron", last_features), ", q and k: features 8 to 15 turn, in place of 0 to 7"),
         (partial(with_rotation, "mistral", partial(without_a_function, sense=0.5)),
          "scores are those of the class where all positions are 0, and others"),

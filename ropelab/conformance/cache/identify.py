@@ -324,6 +324,13 @@ def _attributes(seen: list[Seen], wrong: list[np.ndarray]) -> Iterator[tuple[str
         e.ndim != 3 or len(e) not in (s.case.tokens, int(s.case.live.sum())) for s, e in zip(seen, wrong, strict=True)
     ):
         return
+    if any(len(one.case.slots) < one.case.tokens for one in seen):
+        yield (
+            "for tokens behind the last slot",
+            lambda one, shape: (
+                np.arange(shape[0]) >= (len(one.case.slots) if shape[0] == one.case.tokens else shape[0])
+            )[:, None, None],
+        )
     for noun, number in NUMBERS.items():
         hits, rest = set[int](), set[int]()
         for one, elements in zip(seen, wrong, strict=True):

@@ -187,6 +187,9 @@ SLOTS: dict[str, Callable[[Seen], torch.Tensor]] = {
     "is in the slot with the number of the token": lambda seen: _live_slots(
         seen, lambda s, size, total: torch.arange(len(s)).to(s.device)
     ),
+    "is in the slot with the number of the token among those with a slot": lambda seen: _live_slots(
+        seen, lambda s, size, total: (s >= 0).long().cumsum(0) - 1
+    ),
     "is in the slot with the number of the position": lambda seen: _live_slots(
         seen, lambda s, size, total: seen.case.token_positions()[0].to(s.device)
     ),
@@ -547,7 +550,8 @@ def _norms(which: int) -> Named:
     }
     for words, change in changes.items():
         yield words, called(change)
-        yield f"{words}, and is not rotated", called(partial(_unrotated, change=change))
+        if "the rotation" not in words:  # without a rotation there is no before and after
+            yield f"{words}, and is not rotated", called(partial(_unrotated, change=change))
     for words, norm in NORMS.items():
         yield words, wider(called(same, norm=norm), 2)
     yield "is normalized with its mean subtracted, as by a layer norm", _layer_normed

@@ -296,6 +296,9 @@ def _rule(meant: np.ndarray, found: np.ndarray, head: np.ndarray) -> str:
         return "head h turns by the position plus h"
     if (apart == apart[0]).all():
         return f"turns by the position {apart[0]:+d}"
+    for dtype in (torch.bfloat16, torch.float16):
+        if (found == torch.from_numpy(meant).to(dtype).long().numpy()).all():
+            return f"positions are rounded to {str(dtype).removeprefix('torch.')}"
     wrap = int(np.gcd.reduce(apart))
     moduli = [m for m in range(last + 1, wrap + 1) if wrap % m == 0 and (found == meant % m).all()]
     return f"turns by positions modulo {moduli[0]}" if moduli and (found >= 0).all() else ""
