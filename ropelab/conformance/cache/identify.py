@@ -267,12 +267,23 @@ def _explanation(
         told: dict[tuple[int, int], Bounded | None] = {}
         for where, mask in _masks(seen, which, wrong):
             same = [
-                words for number, (words, mistake) in enumerate(known)
+                number for number, (_, mistake) in enumerate(known)
                 if all(_reproduces(subject, s, which, mistake, mask, told, (number, i)) for i, s in enumerate(seen))
             ]  # fmt: skip
+            others = [n for n in same if not all(_alike(told, same[0], n, i, s, mask) for i, s in enumerate(seen))]
             if same:
-                return " or ".join(same[:2]), where
+                return " or ".join(known[n][0] for n in (same[0], *others[:1])), where
     return None
+
+
+def _alike(
+    told: dict[tuple[int, int], Bounded | None], first: int, other: int, call: int, seen: Seen, mask: Mask
+) -> bool:
+    """Return whether two mistakes make the same numbers of a call, within a mask."""
+    ones, others = told[first, call], told[other, call]
+    assert ones is not None and others is not None, "both reproduce the call"
+    hit = np.broadcast_to(mask(seen, ones[0].shape), ones[0].shape)
+    return bool(np.array_equal(ones[0][hit], others[0][hit], equal_nan=True))
 
 
 def _reproduces(

@@ -29,6 +29,7 @@ def hypotheses(subject: CacheSubject, seen: Seen, which: int) -> Named:
         width = seen.case.inputs[min(which, K)].shape[-1]
         for words, rates in named_frequencies(subject.base, seen.case.rotary_dim, width):
             yield f"has {words}", _turned_by(rates)
+    yield from _other_partners(subject, seen, which)
     order = _normalizing_heads(subject, seen, which)
     if order is not None and order != list(range(len(order))):
 
@@ -38,6 +39,62 @@ def hypotheses(subject: CacheSubject, seen: Seen, which: int) -> Named:
             return w.reshape(-1, z.shape[-1]) * z / np.sqrt(means + eps)
 
         yield _order_in_words(order), wider(called(same, norm=norm), 2)
+
+
+def _other_partners(subject: CacheSubject, seen: Seen, which: int) -> Named:
+    """Yield of which features the wrong heads make each pair, where cosines, sines and signs are those of the pair."""
+    y, (right, bound) = seen.actual(subject, which), seen.definition(subject, which)
+    if y is None or y.shape != right.shape or seen.case.norm_last:
+        return
+    straight = with_parts(subject, tables=lambda c, s, m: (np.ones_like(c), np.zeros_like(s)))
+    value, near = told(straight, seen.case, which)
+    width = seen.case.inputs[K if which == RETURNED else which].shape[-1]
+    rows = seen.wrong(subject, which).any(-1)
+    z, found, room = (x[..., :width][rows] for x in (value, y, near + bound))  # [n, D]
+    turns = subject.turning(width, seen.case.rotary_dim)
+    places = subject.definition.members(np.arange(width), turns, subject.layout)
+    cos, sin = (np.broadcast_to(t[kept(subject, seen.case, which)], (*rows.shape, t.shape[-1]))[rows]
+                for t in subject.cosines(seen.case)[:2])  # fmt: skip
+    reads: list[tuple[int, int, int]] = []
+    for pair in range(len(places[0])):
+        c, s = cos[:, pair, None, None], sin[:, pair, None, None]
+        for member, (at, sense) in enumerate(zip(places, (-1, 1), strict=True)):
+            made = z[:, :, None] * c + sense * z[:, None, :] * s  # [n, own, partner]
+            near = 4 * room.max(-1)[:, None, None]
+            hits = np.argwhere((abs(made - found[:, at[pair], None, None]) <= near).all(0))
+            meant = (places[member][pair], places[1 - member][pair])
+            best = min(
+                hits.tolist(), key=lambda hit: sum(i != j for i, j in zip(hit, meant, strict=True)), default=None
+            )
+            if best is None:
+                return
+            reads.append((int(at[pair]), *best))
+    moved = [(to, of, i, j) for (to, i, j), of in zip(reads, _meant(places), strict=True) if (i, j) != of]
+    if not moved:
+        return
+    said = "; ".join(
+        f"feature {to} of features {i} and {j} in place of {of[0]} and {of[1]}" for to, of, i, j in moved[:FEW]
+    )
+    more = f" and {len(moved) - FEW} more" if len(moved) > FEW else ""
+
+    def taken(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
+        value, near = told(straight, seen.case, which)
+        right, bound = (x.copy() for x in seen.definition(subject, which))
+        if seen.case.inputs[Q].shape[-1] != width:
+            raise ValueError("the features of wider heads were not measured")
+        cos, sin = (t[kept(subject, seen.case, which)] for t in subject.cosines(seen.case)[:2])
+        for number, (to, i, j) in enumerate(reads):
+            pair, sense = number // 2, (-1, 1)[number % 2]
+            right[..., to] = value[..., i] * cos[..., pair] + sense * value[..., j] * sin[..., pair]
+            bound[..., to] = bound[..., to] + near[..., i] + near[..., j] + bound.max(-1)
+        return right, bound
+
+    yield f"makes {said}{more}", taken
+
+
+def _meant(places: tuple[np.ndarray, np.ndarray]) -> Iterator[tuple[int, int]]:
+    for first, second in zip(*places, strict=True):
+        yield from ((int(first), int(second)), (int(second), int(first)))
 
 
 def _turned_by(rates: np.ndarray) -> Hypothesis:
