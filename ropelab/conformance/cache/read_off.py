@@ -63,19 +63,16 @@ def _other_partners(subject: CacheSubject, seen: Seen, which: int) -> Named:
             near = 4 * room.max(-1)[:, None, None]
             hits = np.argwhere((abs(made - found[:, at[pair], None, None]) <= near).all(0))
             meant = (places[member][pair], places[1 - member][pair])
-            best = min(
-                hits.tolist(), key=lambda hit: sum(i != j for i, j in zip(hit, meant, strict=True)), default=None
-            )
-            if best is None:
+            if not len(hits):
                 return
-            reads.append((int(at[pair]), *best))
-    moved = [(to, of, i, j) for (to, i, j), of in zip(reads, _meant(places), strict=True) if (i, j) != of]
-    if not moved:
+            own, partner = min(hits.tolist(), key=lambda hit: (hit[0] != meant[0]) + (hit[1] != meant[1]))
+            reads.append((int(at[pair]), own, partner))
+    pairs_of = list(zip(reads[::2], reads[1::2], strict=True))
+    moved = [(one, n) for n, (one, _) in enumerate(pairs_of) if one[1:] != (places[0][n], places[1][n])]
+    if not moved or any(one[1:] != other[:0:-1] for one, other in pairs_of):
         return
-    said = "; ".join(
-        f"feature {to} of features {i} and {j} in place of {of[0]} and {of[1]}" for to, of, i, j in moved[:FEW]
-    )
-    more = f" and {len(moved) - FEW} more" if len(moved) > FEW else ""
+    listed = [one[1:] for one, _ in moved[:FEW]], [(int(places[0][n]), int(places[1][n])) for _, n in moved[:FEW]]
+    said, instead = (", ".join(map(str, some)) + ", ..." * (len(moved) > FEW) for some in listed)
 
     def taken(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
         value, near = told(straight, seen.case, which)
@@ -89,12 +86,7 @@ def _other_partners(subject: CacheSubject, seen: Seen, which: int) -> Named:
             bound[..., to] = bound[..., to] + near[..., i] + near[..., j] + bound.max(-1)
         return right, bound
 
-    yield f"makes {said}{more}", taken
-
-
-def _meant(places: tuple[np.ndarray, np.ndarray]) -> Iterator[tuple[int, int]]:
-    for first, second in zip(*places, strict=True):
-        yield from ((int(first), int(second)), (int(second), int(first)))
+    yield f"makes pairs of the features {said} in place of {instead}", taken
 
 
 def _turned_by(rates: np.ndarray) -> Hypothesis:
