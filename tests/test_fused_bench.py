@@ -488,7 +488,7 @@ def test_the_table_of_latent_attention(on_cpu, monkeypatch):
     apart = frame[frame.contender == same_places.NAME]
     assert set(apart.part) == {"q"} and len(apart) == cells * len(DIRECTIONS)
     of_the_view, apart = latent.sentences(frame)
-    assert "takes 1.00 of the time with a copy of v, and runs at 1.00 of a copy" in of_the_view
+    assert "forward takes 1.00 of the time with a copy of v, and its backward 1.00, because" in of_the_view
     assert "reaches 1.00 of a copy without gaps" in apart
 
 

@@ -419,12 +419,12 @@ def test_figures_say_what_was_computed(errors):
 def test_models_sentence_counts():
     found = findings.models({name: MODELS[name] for name in ("Llama-2-7b", "Llama-3.1-8B")}, samples=64)
     assert findings.models_sentence(found).startswith(
-        "With fp32 angles 1 of 2 models have fewer right bits than bfloat16. "
+        "With fp32 angles 1 of 2 rotations of models have fewer right bits than bfloat16. "
     )
     bits = figures.right_bits(found).data
     assert bits.index.get_level_values("length").is_monotonic_increasing and list(bits) == list(found.method.unique())
     better = found.assign(bits=found.bits.where(found.method != findings.USUAL, 9.0))
-    assert findings.models_sentence(better).startswith("With fp32 angles 0 of 2 models")
+    assert findings.models_sentence(better).startswith("With fp32 angles 0 of 2 rotations")
 
 
 def test_the_record_of_a_gpu_is_drawn_with_what_is_missing(gpu_frame, tmp_path):
@@ -433,7 +433,7 @@ def test_the_record_of_a_gpu_is_drawn_with_what_is_missing(gpu_frame, tmp_path):
     fig = figures.on_gpu(record.frame, record.footer)
     assert title(fig) == findings.gpu_sentence(record.frame)
     assert re.search(r"24\d turns with TF32 matmul, 0.\d+ rad with fast-math sincos\. It is 0.2 rad with", title(fig))
-    assert findings.emulation_sentence(record.frame).endswith("emulation: TF32 matmul 100%")
+    assert findings.emulation_sentence(record.frame).endswith("emulation: TF32 matmul 5 of 5")
     assert any("TF32 batched matmul (failed: RuntimeError" in text.get_text() for text in fig.texts)
     assert title(fig).endswith("All are within their bounds")
     usual = gpu_frame[gpu_frame.method == findings.USUAL].assign(method="TF32 matmul")

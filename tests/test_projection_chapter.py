@@ -5,7 +5,6 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from seaborn.utils import relative_luminance
 
 from ropelab.bench import records
 from ropelab.bench.projection import ALONE, COMPUTED, COPY, KERNEL, OURS, PRODUCT
@@ -70,15 +69,17 @@ def test_findings_speak_of_one_gpu_each():
     assert first.endswith(findings.best_sentence(made())) and findings.law_sentence(made()) in first
 
 
-def test_numbers_in_cells_have_contrast():
-    """Small text needs a contrast of 4.5 (WCAG 2.2); black or white reaches it on every colour."""
-    rows = pd.DataFrame([[-4.0, -1.5, None], [0.0, 1.5, 4.0]])
+@pytest.mark.parametrize("cmap", marks._LIGHT)
+def test_numbers_in_cells_have_contrast(cmap):
+    """Small text needs a contrast of 4.5 (WCAG 2.2), on light and on dark pages."""
     ax = Figure().subplots()
-    marks.cells(ax, rows, cmap="PuOr", vmin=-4, vmax=4)
-    faces = ax.collections[0].get_facecolors()[rows.notna().to_numpy().ravel()]
-    for text, face in zip(ax.texts, faces, strict=True):
-        low, high = sorted(relative_luminance(color) for color in (text.get_color(), face))
-        assert (high + 0.05) / (low + 0.05) >= 4.5, text.get_text()
+    marks.cells(ax, pd.DataFrame([[-9.0, -2.0, None], [0.0, 2.0, 9.0]]), cmap=cmap, vmin=-4, vmax=4)
+    assert len(ax.texts) == 5 and {text.get_color() for text in ax.texts} == {"black"}
+    faces = ax.collections[0].get_facecolors()
+    for face in faces[faces[:, 3] > 0, :3]:  # an empty cell has no colour
+        for seen in (tuple, dark):
+            low, high = sorted(luminance(seen(color)) for color in ((0.0, 0.0, 0.0), face))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, face
 
 
 def test_figures_show_every_gpu():

@@ -245,7 +245,7 @@ def test_the_table_of_precision_is_derived():
     assert {name: cells for name, *cells in rows} == derived
     sentence = precision_findings.models_sentence(precision_findings.models())
     (written,) = re.findall(r"At their longest context (\d+ of \d+)", TEXT)
-    (found,) = re.findall(r"(\d+ of \d+) models", sentence)
+    (found,) = re.findall(r"(\d+ of \d+) rotations", sentence)
     assert written == found
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from seaborn.utils import relative_luminance
+from matplotlib.colors import ListedColormap
 
 from ropelab.study.plots.looks import COLORBLIND
 
@@ -14,8 +15,8 @@ ACROSS = ("axes fraction", "data")
 """The coordinates of a remark beside a row: x as a part of the axes' width, y in the data's units."""
 COPY = {"color": "black", "linestyle": "--", "linewidth": 1.2, "zorder": 1, "label": "best copy"}
 """The look of the line at the time, or at the bytes per second, of a copy."""
-_EVEN = (1.05 * 0.05) ** 0.5 - 0.05
-"""The relative luminance with the same contrast to black and to white (WCAG 2.2, contrast ratio)."""
+_LIGHT = {"Blues": (0.0, 0.5), "PuOr": (0.275, 0.725), "PuOr_r": (0.275, 0.725), "RdBu_r": (0.275, 0.725)}
+"""A colour map -> its part on which black text has a contrast of 4.5 (WCAG 2.2), on light and on dark pages."""
 _WHITE = {"markeredgecolor": "white", "markeredgewidth": 0.5}
 
 
@@ -79,21 +80,18 @@ def above(ax: Axes, xs, ys, texts: Iterable[str]) -> None:
         ax.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", size=8)
 
 
-def cells(ax: Axes, table: pd.DataFrame, texts=True, *, labels: float = 8, **colors) -> None:
+def cells(ax: Axes, table: pd.DataFrame, texts=True, *, cmap: str, labels: float = 8, **limits) -> None:
     """Draw a table as a map: a coloured cell for each value, with its text.
 
     Args:
         texts: a text for each cell; by default the values with two digits.
+        cmap: a colour map of `_LIGHT`.
         labels: the size of the texts beside the map, in points.
-        colors: further arguments for ``seaborn.heatmap``, such as cmap, vmin and vmax.
+        limits: ``vmin`` and ``vmax``, the values with the first and the last colour.
     """
-    shown = {"annot": texts, "fmt": ".2f" if texts is True else "", "annot_kws": {"size": 8}}
-    sns.heatmap(table, ax=ax, cbar=False, linewidths=0.5, **shown, **colors)
-    mesh = ax.collections[0]
-    mesh.update_scalarmappable()
-    faces = mesh.get_facecolors()[~np.ma.getmaskarray(mesh.get_array()).ravel()]  # an empty cell has no text
-    for text, face in zip(ax.texts, faces, strict=True):
-        text.set_color("black" if relative_luminance(face) > _EVEN else "white")
+    shown = {"annot": texts, "fmt": ".2f" if texts is True else "", "annot_kws": {"size": 8, "color": "black"}}
+    light = ListedColormap(mpl.colormaps[cmap](np.linspace(*_LIGHT[cmap], 256)))
+    sns.heatmap(table, ax=ax, cbar=False, linewidths=0.5, cmap=light, **shown, **limits)
     ax.set(xlabel="", ylabel="")
     ax.tick_params(length=0, rotation=0, labelsize=labels)
     ax.grid(False)

@@ -184,7 +184,6 @@ def _legend(fig: Figure, axes: np.ndarray, columns: int, size: float | None) -> 
         columns -= 1
     options = {"loc": "lower center", "borderaxespad": 0, "frameon": False}
     found = fig.legend(entries.values(), entries.keys(), ncols=columns, **options)
-    found.set_in_layout(False)  # its place is fixed
     for handle in found.legend_handles if size is not None else ():
         handle.set_markersize(size)
     return -(-len(entries) // columns)

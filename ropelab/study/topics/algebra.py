@@ -55,7 +55,7 @@ def conversion_identities(source: str, target: str) -> dict[str, sp.Matrix]:
         )
     found |= {
         r"\lVert P q \rVert^2 = \lVert q \rVert^2": (P * q).T * (P * q) - q.T * q,
-        r"g' \odot P q = P\, (g \odot q)": converted(gain).multiply_elementwise(P * q)
+        r"w' \odot P q = P\, (w \odot q)": converted(gain).multiply_elementwise(P * q)
         - P * gain.multiply_elementwise(q),
         r"R' = P R P^T": rotation(m, target) - P * rotation(m, source) * P.T,
         r"\langle R'_m P q,\, R'_n P k \rangle = \langle R_m q,\, R_n k \rangle": (

@@ -177,14 +177,18 @@ def ratios_sentence(grid: pd.DataFrame) -> str:
              for way, rows in here.groupby("direction")}  # fmt: skip
     both = means["forward"]
     same = {way: f"{((rows.here > 1) == (rows.printed > 1)).sum()} of {len(rows)}" for way, rows in means.items()}
-    backward = f"; with the backward, {same['forward and backward']}" * ("forward and backward" in same)
+    backward = others = ""
+    if "forward and backward" in means:
+        crossed = means["forward and backward"].query("(here > 1) != (printed > 1)").here.map("{:.2f}".format)
+        backward = f"; with the backward, {same['forward and backward']}"
+        others = f" FS-16 has the interval of the other: {listed(crossed)}." * bool(len(crossed))
     layouts = {"llama": "pairs", "reference": "halves"}
     each = [f"{mode} {layouts[ratio]} {row.here:.2f} ({row.printed:.2f})" for (mode, ratio), row in both.iterrows()]
     compiled = [times_by_compiling(*of) for of in ((grid, "RE llama"), (evidence.log(), "RE llama", "ms"))]
     return (
         f"Of the forward, {same['forward']} means of RRE's time over RE's lie on the same side of 1 as published"
-        f"{backward}. The mean of the forward here (and as published): {listed(each)}. Compiled, native RE takes "
-        f"{compiled[0]:.2f} ({compiled[1]:.2f}) times as long as eager."
+        f"{backward}.{others} The mean of the forward here (and as published): {listed(each)}. Compiled, native RE "
+        f"takes {compiled[0]:.2f} ({compiled[1]:.2f}) times as long as eager."
     )
 
 

@@ -264,7 +264,7 @@ def blocks_count(kernels: pd.DataFrame) -> str:
     row = fit.loc[fit.dead_blocks.idxmax()]
     return (
         f"The old grid takes {block_price(fit)}. "
-        f"{row.dead_blocks:,} empty blocks take {row.beyond_us / 1000:,.0f} ms.{_beside_a_token(fit)}"
+        f"{row.dead_blocks:,} empty blocks take {row.beyond_us / 1000:,.0f} ms in both passes.{_beside_a_token(fit)}"
     )
 
 

@@ -69,8 +69,9 @@ def sentences() -> list[str]:
         f"to be recovered, and {unseen.get('wrong', 0)} are described wrongly. Unexplained: "
         f"{unseen.get('unexplained', 0)}.",
         f"Of {len(pairs)} functions with two random faults, {twofold.get('equivalent', 0)} are proven to be recovered, "
-        f"and {twofold.get('wrong', 0)} are described wrongly.",
-        f"Of {len(faults)} faults of the catalogue, {counts.get('equal', 0)} are recovered as injected, and "
+        f"and {twofold.get('wrong', 0)} are described wrongly. Unexplained: {twofold.get('unexplained', 0)}.",
+        f"Of the {len(FAULTS)} faults of the catalogue that are code, {len(faults)} have a description that somebody "
+        f"wrote from their code. {counts.get('equal', 0)} of these are recovered as injected, and "
         f"{counts.get('wrong', 0)} are described wrongly. Unexplained: {counts.get('unexplained', 0)}."
         + (f" No input tells apart the faults of these pairs: {'; '.join(map(' and '.join, same))}." if same else ""),
         f"In {right.silent.sum()} of {len(right)} right implementations the identification finds no deviation.",

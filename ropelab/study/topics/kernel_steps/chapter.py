@@ -28,7 +28,7 @@ SMALL = Case(tokens=3, heads=17, head_dim=24)
 COLUMNS = ("gpu", "tokens", "heads", "head_dim", "contender", "status", "median_us")
 IN_TORCH = next(iter(STEPS))
 """The name of step 0."""
-BESIDE = ("4 strided loads", "4 strided stores", "7 order alone")
+BESIDE = ("4 strided loads", "4 strided stores")
 """Steps that only explain another step."""
 SHOWN = [
     *(name for name in STEPS if name < "8" and name not in BESIDE), tile_name(1, 8, 2), "8 stages, adjacent pairs",

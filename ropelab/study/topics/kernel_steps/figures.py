@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -54,10 +53,11 @@ def roofline(
         density = needed / (rows.bytes / 1000)
         rate = rows.bytes / rows.median_us / 1000  # GB/s
         ax.plot(density, rate, "o", color=gpus.COLORBLIND[0], markersize=4)
-        points = pd.DataFrame({"step": rows.contender.str[:1], "x": density, "y": rate})
-        for _, near in points.groupby([np.log10(density).round(1), np.log10(rate).round(1)]):
+        points = pd.DataFrame({"step": rows.contender.str[:1], "x": density, "y": rate}).sort_values("x")
+        apart = (points[["x", "y"]].pct_change().abs() > (0.03, 0.1)).any(axis=1).cumsum()
+        for number, near in points.groupby(apart):  # labels of neighbours lie in two lines
             text, at = ",".join(sorted(set(near.step))), (near.x.mean(), near.y.min())
-            ax.annotate(text, at, (0, -12), textcoords="offset points", ha="center", size=8)
+            ax.annotate(text, at, (0, -12 - 10 * (number % 2)), textcoords="offset points", ha="center", size=8)
         ridge = 1000 * machine.warps_per_us / machine.bytes_per_us  # where both roofs meet
         across = pd.Series([0.7 * density.min(), ridge, 1.4 * density.max()]).sort_values()
         roof = (machine.warps_per_us / across).clip(upper=machine.bytes_per_us / 1000)

@@ -71,13 +71,13 @@ def bytes_in_torch(tokens: int, heads: int, head_dim: int) -> int:
     """The bytes that the operations of step 0 read and write, each operation from memory to memory."""
     x = torch.empty(tokens, heads, head_dim, dtype=torch.bfloat16, device="meta")
     table = torch.empty(tokens, head_dim // 2, device="meta")
-    with _Traffic() as traffic:
+    with Traffic() as traffic:
         steps.in_torch(x, table, table)
     return traffic.bytes
 
 
-class _Traffic(TorchDispatchMode):
-    """Add up the bytes of the tensors that operations read and write; a view moves nothing."""
+class Traffic(TorchDispatchMode):
+    """Add up the bytes of the tensors that operations read and write, as ``bytes``; a view moves nothing."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -183,12 +183,13 @@ def share_sentence(frame: pd.DataFrame, machine: Machine) -> str:
     """The part of the rotation in eager torch, computed with the rates of the GPU, beside the measured shares."""
     sizes = {one.name: one.sizes for one in (share.LLAMA, share.QWEN)}
     each = " and ".join(
-        f"{name} {value:.1%} ({share.part(machine, TOKENS, share.PASSES['in eager torch'], sizes[name]):.1%} computed)"
+        f"{name} {value:.1%} ({share.part(machine, TOKENS, share.in_transformers(), sizes[name]):.1%} computed)"
         for name, value in measured_shares(frame).items()
     )
     return each and (
-        f"The record has $F$ = {machine.flops / 1e12:.0f} TFLOP/s and $B$ = {machine.bandwidth / 1e9:,.0f} GB/s. "
-        f"Without any rotation an eager prefill of {TOKENS:,} tokens takes less time: {each}."
+        f"Transformers' function moves {share.in_transformers():.1f} times the bytes of q and k. The record has $F$ = "
+        f"{machine.flops / 1e12:.0f} TFLOP/s and $B$ = {machine.bandwidth / 1e9:,.0f} GB/s. Without any rotation an "
+        f"eager prefill of {BATCH} sequences of {TOKENS:,} tokens takes less time: {each}."
     )
 
 
@@ -216,13 +217,21 @@ def norm_bar(frame: pd.DataFrame, bar: float = 0.08) -> str:
 
 
 def coverage_sentence() -> str:
-    """How many architectures of Transformers were traced, held to laws, patched and fused."""
+    """How many architectures of Transformers were traced, held to laws, patched and fused, and why others were not."""
     verified, patched = tables.read("transformers.csv"), tables.read("patched.csv")
     outcomes = Counter({row["architecture"]: row["outcome"] for row in verified if row["function"]}.values())
     equal = [row for row in patched if row["outcome"] == "equal"]
+    refused = [row for row in patched if row["outcome"] == "refused"]
+    unjudged = {row["architecture"]: row["reason"] for row in verified if not row["function"]}
+    still = sum(reason.endswith("it does not rotate") for reason in unjudged.values())
     return (
         f"{outcomes.total()} of {len({row['architecture'] for row in verified})} architectures of Transformers with a "
         f"rotation were traced: {outcomes['right']} are right and {outcomes['wrong']} break a law. {len(equal)} "
         f"compute the same after one line of code, {sum('equal' in row['qk_norm'] for row in equal)} of these also "
         f"with fused norms and {sum('equal' in row['compiled'] for row in equal)} also through torch.compile."
+        + "".join(
+            f" `patch` refuses `{row['architecture']}` ({row['reason'].partition(': ')[2].partition(', got')[0]})."
+            for row in refused
+        )
+        + f" Of the other {len(unjudged)} the tiny model does not rotate ({still}), or could not be built or run."
     )

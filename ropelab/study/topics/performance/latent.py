@@ -27,16 +27,20 @@ def sentences(frame: pd.DataFrame) -> list[str]:
         "long as ropelab's kernel."
         for part, ratios in (table[MEGATRON] / table[OURS]).dropna().groupby(level="part", sort=False)
     ]
-    forward = table.xs("forward", level="direction")
-    view, copied = forward.loc[VIEW], forward.loc["k and v"]
+    view, copied = table.loc[VIEW], table.loc["k and v"]
+    shorter = (view[OURS] / copied[OURS]).groupby(level="direction")
+    at = view[COPY] / view[OURS]
     apart = table.dropna(subset=NAME)
     columns = frame.drop_duplicates(_CELL).set_index(_CELL).loc[apart.index]
     small = (_moved(columns) < CACHE).to_numpy()
     parts = ("Beyond the L2 cache", apart[~small]), ("Where all bytes fit into it", apart[small])
     return [
         *said,
-        f"Where v is a view of the projection, ropelab's kernel takes {value_range(view[OURS] / copied[OURS])} of the "
-        f"time with a copy of v, and runs at {value_range(view[COPY] / view[OURS])} of a copy of its bytes.",
+        "Where v is a view of the projection, ropelab's forward takes "
+        f"{value_range(shorter.get_group('forward'))} of the time with a copy of v, and its backward "
+        f"{value_range(shorter.get_group('backward'))}, because it writes the gradient of v in both cases. They run at "
+        f"{value_range(at.xs('forward', level='direction'))} and {value_range(at.xs('backward', level='direction'))} "
+        "of a copy of their bytes.",
         "Only a part of each head of q rotates, so the bytes that move are not adjacent. "
         + " ".join(f"{where} {_gaps(rows)}" for where, rows in parts if len(rows)),
     ]

@@ -187,7 +187,7 @@ def ulps_sentence(found: pd.DataFrame) -> str:
     most = ", ".join(f"{what} {ulps:.3g}" for what, ulps in found.groupby("what", sort=False).ulps.max().items())
     return (
         f"Within half an ulp of the exact value are {waves}. Of the features that `apply_rope` rotated it is "
-        f"{features}. The largest errors in ulps: {most}"
+        f"{features}. The largest errors of these in ulps: {most}"
     )
 
 
@@ -454,7 +454,7 @@ def sentence(found: pd.DataFrame) -> str:
     parts = [
         f"{_angle(last.angle_error[name])} with {name}" for name in ("bf16 positions", USUAL) if name in last.index
     ]
-    text = f"At {last.position.iloc[0]:,} tokens angles are off by up to {', '.join(parts)}"
+    text = f"At {last.position.iloc[0]:,} tokens the largest angle errors found are {', '.join(parts)}"
     if OURS in last.index:
         error = last.output_error[OURS]
         text += f". {OURS.capitalize()} keep the rotation to {error:.1e} ({_bits(error)} bits)"
@@ -491,8 +491,10 @@ def law_sentence(found: pd.DataFrame) -> str:
     worst = found[found.distance == distance].groupby("method", sort=False)[["moved", "off"]].max()
     names = [name for name in ("bf16 positions", USUAL, OURS) if name in worst.index]
     moved = ", ".join(f"{worst.moved[name]:.2g} with {name}" for name in names)
-    text = f"Noise moves scores by up to {moved}. These are scores at distance {distance:,}, of 1 at most, up to "
-    text += f"{found.position.max():,} tokens"
+    text = (
+        f"Noise moves some scores by {moved}. These are the largest changes found at distance {distance:,} and up to "
+    )
+    text += f"{found.position.max():,} tokens, of scores that are 1 at most"
     if "bf16 frequencies" in worst.index:
         one = worst.loc["bf16 frequencies"]
         first = found[(found.distance == distance) & (found.method == "bf16 frequencies")].off.iloc[0]
@@ -510,19 +512,19 @@ def attention_sentence(found: pd.DataFrame) -> str:
     others = ", ".join(f"{_share(last[name])} with {name}" for name in names[1:])
     return (
         f"At {found.position.max():,} tokens {_share(last[names[0]])} of a random query's attention goes to other keys "
-        f"with {names[0]}. Among 256 random keys it is {others}"
+        f"with {names[0]}. For the same queries and keys it is {others}"
     )
 
 
 def models_sentence(found: pd.DataFrame) -> str:
-    """The sentence on models with fewer right bits than bfloat16 at their longest context, usually and with ours."""
+    """The sentence on rotations with fewer right bits than bfloat16 at their longest context, usually and with ours."""
     bits = found.pivot(index="model", columns="method", values="bits")
     usual = bits[USUAL]
     fewer = int((usual < precision.BF16).sum())
     return (
-        f"With {USUAL} {fewer} of {len(bits)} models have fewer right bits than bfloat16. At their longest context the "
-        f"worst has {usual.min():.1f} ({usual.idxmin()}), where bfloat16 has {precision.BF16}. {OURS.capitalize()} "
-        f"keep {bits[OURS].min():.1f}"
+        f"With {USUAL} {fewer} of {len(bits)} rotations of models have fewer right bits than bfloat16. At their "
+        f"longest context the worst has {usual.min():.1f} ({usual.idxmin()}), where bfloat16 has {precision.BF16}. "
+        f"{OURS.capitalize()} keep {bits[OURS].min():.1f}"
     )
 
 
@@ -536,7 +538,7 @@ def gpu_sentence(found: pd.DataFrame) -> str:
     usual = [name for name in errors if name != USUAL and USUAL in errors and (errors[name] == errors[USUAL]).all()]
     off = {name: f"{_angle(error)} with {name}" for name, error in errors.drop(columns=usual).iloc[-1].items()}
     plain = off.pop(USUAL, "")
-    text = f"At {errors.index[-1]:,} tokens angles are off by {', '.join(off.values())}"
+    text = f"At {errors.index[-1]:,} tokens the largest angle errors found are {', '.join(off.values())}"
     text += f". It is {plain}" * bool(plain)
     if usual:
         text += f". The errors of {' and '.join(usual)} are those of {USUAL}: no TF32 there"
@@ -560,11 +562,13 @@ def pairs_sentence(found: pd.DataFrame) -> str:
 
 
 def emulation_sentence(found: pd.DataFrame) -> str:
-    """The sentence on the angles of the tensor cores that have the bits of the emulation."""
-    shares = found.groupby("method", sort=False).emulated.mean().dropna()
-    return "Angles with the bits of the emulation: " + ", ".join(
-        f"{name} {share:.0%}" for name, share in shares.items()
-    )
+    """The sentence on the octaves in which all angles of the tensor cores have the bits of the emulation."""
+    counts = []
+    for name, octaves in found.dropna(subset="emulated").groupby("method", sort=False):
+        other = octaves.position[octaves.emulated < 1]
+        few = f" (not up to {other.max():,})" if 0 < len(other) < len(octaves) else ""
+        counts.append(f"{name} {len(octaves) - len(other)} of {len(octaves)}{few}")
+    return f"Octaves in which all angles have the bits of the emulation: {', '.join(counts)}"
 
 
 def _angle(radians: float) -> str:

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from ropelab.bench.projection import BY_QUACK, COMPUTED, KERNEL, OURS, QUACK
+from ropelab.bench.projection import BY_QUACK, COMPUTED, KERNEL, OURS, PRODUCT, QUACK
 from ropelab.study.plots import drawing, gpus, marks, ticks
 from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.plots.panels import grid
@@ -12,11 +12,14 @@ from ropelab.study.topics.projection import findings
 from ropelab.study.topics.projection.findings import INPUTS, MANY, MODEL
 
 LOOKS = {
-    OURS: ("a product, then a pass", 7, "D"), KERNEL: ("one kernel, tables", 0, "o"),
+    OURS: ("a product, then a pass", 7, "D"), PRODUCT: ("our product, nothing rotates", 8, "v"),
+    KERNEL: ("one kernel, tables", 0, "o"),
     COMPUTED: ("one kernel, angles computed", 3, "s"), QUACK: ("quack, one kernel", 2, "^"),
     BY_QUACK: ("quack, called by qkv_rope", 4, "p"),
 }  # fmt: skip
 """Contender -> its words, the place of its colour, and its marker; the contrast to white is at least 3."""
+
+_CASE = f"{MODEL['q_heads']}/{MODEL['k_heads']} heads, K = {INPUTS:,}"
 
 
 def law(frame: pd.DataFrame, footer: str = "") -> Figure:
@@ -42,7 +45,7 @@ def by_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The pass over the product against the tokens: the law with its launch, and the record."""
     rows = findings.passes(frame)
     rows = rows[(rows.inputs == INPUTS) & (rows[list(MODEL)] == list(MODEL.values())).all(axis=1)]
-    panels = grid(1, 1, (5.6, 3.4), "Few tokens: the pass is a launch", footer)
+    panels = grid(1, 1, (5.6, 3.4), f"Few tokens: the pass is a launch ({_CASE})", footer)
     ax = panels.axes[0, 0]
     for _, points, look in gpus.parts(rows.sort_values("tokens")):
         ax.plot(points.tokens, points.predicted, color=look["color"], linewidth=1.4, label=f"{look['label']}, law")
@@ -60,7 +63,7 @@ def contenders(frame: pd.DataFrame, footer: str = "") -> Figure:
     rows = drawing.noisy(findings.RECORD, frame)
     rows = rows[(rows.inputs == INPUTS) & (rows[list(MODEL)] == list(MODEL.values())).all(axis=1)]
     names = list(dict.fromkeys(rows.gpu))
-    title = drawing.title(findings.losses_sentence, frame)
+    title = f"Each way to rotate, and our product alone ({_CASE})"
     panels = grid(len(names), 1, (5.6, 3.1), title, footer, sharex=True, sharey=True)
     for ax, gpu in zip(panels.axes[:, 0], names, strict=True):
         for name, (words, place, marker) in LOOKS.items():
