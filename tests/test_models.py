@@ -278,7 +278,8 @@ def rotary_of_the_first_row():
     "made, broken, said",
     [
         (wrong_theta_in_one_type, {"angles_of_the_configuration", "turns_as_its_class"}, "layer_types are exchanged"),
-        (frequencies_in_bfloat16, {"angles_of_the_configuration", "turns_as_its_class"}, "layer 0, q"),
+        (frequencies_in_bfloat16, {"angles_of_the_configuration", "turns_as_its_class"},
+         "layer 0, q, tokens 0 to 8: frequencies are rounded to bfloat16"),
         (squared_factor, {"angles_of_the_configuration"}, "have the factor 1.29648 in place of 1.13863"),
         (partial(rotary_with_axes, 0, 1, 1), {"angles_of_the_configuration"},
          "axes [0, 0, 0, 1, 1, 1, 1, 1] in place of [0, 0, 0, 1, 1, 1, 2, 2]"),

@@ -93,8 +93,7 @@ def other_format(subject: CacheSubject, seen: list[Seen], which: int) -> str:
     for other in (*FLOAT8_DTYPES, *UNSIGNED_ZEROS):
         like = FLOAT8_DTYPES[UNSIGNED_ZEROS.index(other)] if other in UNSIGNED_ZEROS else other
         if other != dtype and all(_has_bits(subject, one, which, other, like) for one in seen):
-            names = (str(one).removeprefix("torch.") for one in (other, dtype))
-            return "has the bits of {} in a cache of {}".format(*names)
+            return f"has the bits of {str(other).removeprefix('torch.')}"
     return ""
 
 
