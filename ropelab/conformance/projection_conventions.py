@@ -19,8 +19,9 @@ from ropelab.layout.seq_format import to_bshd
 class QKVRope(Ropelab):
     """The convention of `ropelab.qkv_rope`: q, k and v out of hidden states, in one call.
 
-    The hidden states of a token are q, k and v themselves, and the weight is the identity, so every product is exact.
-    v has the negated numbers of k. Wherever the returned v has other numbers, the result for k has a wrong number.
+    The hidden states of a token are q, k and v, each number one place further, and the weight takes them back. So every
+    product is exact, and a transposed weight is seen. v has the negated numbers of k. Wherever the returned v has other
+    numbers, the result for k has a wrong number.
     """
 
     name = "qkv_rope"
@@ -40,13 +41,13 @@ class QKVRope(Ropelab):
 
     def arguments(self, implementation, case):
         q, k = native(implementation, case, pair=True)
-        x = torch.cat([heads.flatten(-2) for heads in (q, k, -k)], dim=-1)
-        weight = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        x = torch.cat([heads.flatten(-2) for heads in (q, k, -k)], dim=-1).roll(1, -1)
+        weight = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device).roll(1, 1)
         options = super().arguments(implementation, case).keywords
         return Arguments((x, weight), (x, weight), options | {"q_heads": q.shape[-2], "k_heads": k.shape[-2]})
 
     def outputs(self, implementation, case, returned, arguments):
-        x, head_dim = arguments.inputs[0], features_of(case)
+        x, head_dim = arguments.inputs[0].roll(-1, -1), features_of(case)
         heads = [arguments.keywords[name] for name in ("q_heads", "k_heads", "k_heads")]
         expected = tuple((*x.shape[:-1], count, head_dim) for count in heads)
         got = tuple(getattr(y, "shape", None) for y in returned) if isinstance(returned, (tuple, list)) else ()
@@ -87,8 +88,8 @@ class RotaryEpilogue(Convention):
 
     def arguments(self, implementation, case):
         q, k = (y.flatten(0, 1) for y in as_pair(case.inputs))
-        x = torch.cat([y.flatten(1) for y in (q, k, -k)], dim=-1)
-        weight = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        x = torch.cat([y.flatten(1) for y in (q, k, -k)], dim=-1).roll(1, -1)
+        weight = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device).roll(1, 0)
         turns = torch.zeros(features_of(case), dtype=torch.float64)
         exact = inverse_frequencies(case.rotary_dim, implementation.base) / (2 * math.pi)
         turns[: case.rotary_dim : 2] = exact.float()
@@ -99,7 +100,10 @@ class RotaryEpilogue(Convention):
         return Arguments((x, weight), (x, weight), operands)
 
     def outputs(self, implementation, case, returned, arguments):
-        x, y = arguments.inputs[0], returned["D"] if isinstance(returned, Mapping) and "D" in returned else returned
+        x, y = (
+            arguments.inputs[0].roll(-1, -1),
+            returned["D"] if isinstance(returned, Mapping) and "D" in returned else returned,
+        )
         y = y[0] if isinstance(y, torch.Tensor) and y.shape == (1, *x.shape) else y  # of positions [1, T]
         if not isinstance(y, torch.Tensor) or y.shape != x.shape:
             got = getattr(y, "shape", type(y).__name__)

@@ -521,6 +521,12 @@ def _layer_normed(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
     return value, 2 * bound + room
 
 
+def _divided_by_features(subject: CacheSubject, seen: Seen, which: int, of: int) -> Bounded:
+    count = math.prod(seen.case.inputs[of].shape[2:])
+    norm = _divided(lambda x, e, t: np.sqrt(_mean(x) * x.shape[-1] / count + e))
+    return wider(called(same, norm=norm), 2)(subject, seen, which)
+
+
 def _reordered(weight: np.ndarray, turns: slice, source: str, target: str) -> np.ndarray:
     found = weight.copy()
     width = len(weight[turns])
@@ -555,6 +561,10 @@ def _norms(which: int) -> Named:
     for words, norm in NORMS.items():
         yield words, wider(called(same, norm=norm), 2)
     yield "is normalized with its mean subtracted, as by a layer norm", _layer_normed
+    for other, name in ((Q, "q"), (K, "k")):
+        if other != (K if which == RETURNED else which):
+            words = f"divides the sum of the squares by the number of features of {name} in all heads"
+            yield words, partial(_divided_by_features, of=other)
     yield "is normalized twice", wider(called(
         same, norm=lambda z, w, eps, t: _DEFINITION(_DEFINITION(z, w, eps, t), w, eps, t)), 3)  # fmt: skip
     for eps in (0.0, 1e-5, 1e-8, 1e-3, 1e-2, 1e-12):
