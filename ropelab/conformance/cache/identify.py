@@ -6,6 +6,7 @@ The words are in `mistakes` and `scale_mistakes`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -194,6 +195,8 @@ def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> 
             masks = [(words, mask) for words, mask in _masks(seen, which, wrong) if words]
             narrowest = min(masks, key=lambda named: _share(named[1], seen, wrong), default=("", None))[0]
             where = f", all of them {narrowest}" if narrowest else ""
+            if but := re.fullmatch("for every (.+) but the (first|last)", narrowest):  # others may be right as well
+                where = f", none of them for the {but[2]} {but[1]}"
             first = next(one for one, elements in zip(seen, wrong, strict=True) if elements.any())
             read += [f"{fact} {circumstances}".rstrip() for fact in _read(subject, first, which)]
             unexplained.append(f"{part} {circumstances}".rstrip() + f": {share:.0%} of the elements{where}")
