@@ -12,6 +12,7 @@ from ropelab.conformance.declared import declare
 from ropelab.conformance.report import text
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.kernels.float8 import to_float8
+from ropelab.layout.pairing import permutation
 from tests.test_identify import one_thread  # noqa: F401
 
 SAYS = {}
@@ -210,7 +211,7 @@ class ValuesMultiplied(Operator):
         return super().__call__(*of, scales=(q, k, None if v is None else 1 / v), **options)
 
 
-@says("the stored k has the bits of float8_e4m3fn in a cache of float8_e5m2 in caches of float8_e5m2", convention=VLLM)
+@says("the stored k has the bits of float8_e4m3fn in caches of float8_e5m2", convention=VLLM)
 class OneFormat(Operator):
     def convert(self, x, dtype, scale):
         if dtype != torch.float8_e5m2:
@@ -249,6 +250,103 @@ class LatentOfOneBlock(Operator):
     def write(self, cache, slots, rows, scale, other):
         wide = cache.shape[-1] > 32  # the latent, beside the key
         super().write(cache[..., :64] if wide else cache, slots, rows[..., :64] if wide else rows, scale, other)
+
+
+@says("the stored k is not rotated in blocks of the cache other than 0", convention="rotate_cached_keys")
+class FirstBlockOnly(Operator):
+    def turn_again(self, key_cache, slots, deltas, **options):
+        return super().turn_again(key_cache, torch.where(slots < key_cache.shape[1], slots, -1), deltas, **options)
+
+
+@says("the scale of the stored k is in the slot with the number of the token among those with a slot", convention=MADE)
+class ScalesOneAfterAnother(Operator):
+    calls = 0
+
+    def keep(self, scales, slots, scale):
+        self.calls += 1
+        super().keep(scales, torch.arange(len(slots)) if self.calls % 2 else slots, scale)
+
+
+@says("the stored k has the bits of float8_e4m3fnuz in caches of float8_e4m3fn", "q is right")
+class UnsignedZeros(Operator):
+    def write(self, cache, slots, rows, scale, other):
+        if cache.dtype == torch.float8_e4m3fn:
+            rows = (rows.float() / scale).clamp(-240, 240).to(torch.float8_e4m3fnuz).view(cache.dtype)
+        super().write(cache, slots, rows, scale, other)
+
+    def convert(self, x, dtype, scale):
+        return x if x.dtype == dtype else super().convert(x, dtype, scale)
+
+
+@says("q makes pairs of the features (0, 8), (1, 9), (2, 10), (3, 11), ... in place of (0, 6), (1, 7), (2, 8), (3, 9), "
+      "... for every second head for heads of 16 features", "the stored v is right", convention=NORMED)  # fmt: skip
+class PartnersHalfAHeadAway(Operator):
+    def rotate(self, x, cos, sin, layout):
+        y, count, half = super().rotate(x, cos, sin, layout), cos.shape[-1], x.shape[-1] // 2
+        a, b = (x[:, 1::2, at : at + count] for at in (0, half))
+        y[:, 1::2, :count], y[:, 1::2, count : 2 * count] = a * cos - b * sin, b * cos + a * sin
+        return y
+
+
+@says(
+    "q is not rotated for tokens behind the last slot in a call with fewer slots than tokens", "the stored v is right"
+)
+class UnrotatedBehindTheSlots(Operator):
+    def positions(self, positions, slots):
+        return torch.where(torch.arange(len(positions)) < len(slots), positions.long(), 0)
+
+
+@says("the stored k is divided by the largest magnitude of a block over 448, beside the next power of two as the scale",
+      convention="rope_and_quantize")  # fmt: skip
+class DividedBeforeTheScaleIsRounded(BlockScaled):
+    def blocks(self, y, block_dim, amax_epsilon):
+        _, exponents = super().blocks(y, block_dim, amax_epsilon)
+        y = y.unflatten(-1, (-1, block_dim))
+        scale = y.abs().amax(-1, keepdim=True).clamp_min(amax_epsilon) / 448
+        return to_float8(y / scale, torch.float8_e4m3fn).flatten(-2), exponents
+
+
+@says("the stored k pairs features as split_half", convention="rope_and_quantize_indexer")
+class IndexerInHalves(BlockScaled):
+    def turned(self, x, cos, sin, positions, rotary_slice, inverse):
+        first, end = rotary_slice
+        order = permutation(end - first, "split_half", "interleaved")
+        x = torch.cat((x[..., :first], x[..., first:end][..., order]), -1)
+        y = super().turned(x, cos, sin, positions, rotary_slice, inverse)
+        return torch.cat((y[..., :first], y[..., first:end][..., order.argsort()]), -1)
+
+
+def unrounded_in_numbers_and_weights(
+    q, weights, *, cos, sin, weight_scale, amax_epsilon, positions, rotary_slice, out, weights_out
+):
+    y = BlockScaled().turned(q, cos, sin, positions, rotary_slice, False).to(q.dtype).float()
+    scale = y.abs().amax(-1).clamp_min(amax_epsilon) / 448
+    out.view(torch.uint8).copy_(to_float8(y / scale[..., None], torch.float8_e4m3fn).view(torch.uint8))
+    return out, weights_out.copy_(weights.float() * weight_scale * scale)
+
+
+SAYS["unrounded_in_numbers_and_weights"] = unrounded_in_numbers_and_weights, "rope_and_quantize_indexer", (
+    "the stored k has the largest magnitude over 448 for its scale, in numbers and in weights, not the next power of "
+    "two",), {}  # fmt: skip
+
+
+def scales_in_the_first_block(q, kv, kv_cache, slot_mapping, *, block_size, **options):
+    before, write = kv_cache.clone(), CORRECT["rope_and_block_scaled_cache"]
+    data = options["rotary_slice"][0] + (q.shape[-1] - options["rotary_slice"][0]) * q.element_size()
+    y = write(q, kv, kv_cache, slot_mapping, block_size=block_size, **options)
+    scales = kv_cache[:, block_size * data :].clone()
+    kv_cache[:, block_size * data :] = before[:, block_size * data :]
+    width = scales.shape[-1] // block_size
+    for slot in slot_mapping[slot_mapping >= 0].tolist():
+        block, place = divmod(slot, block_size)
+        first = block_size * data + place * width
+        kv_cache[0, first : first + width] = scales[block, place * width : (place + 1) * width]
+    return y
+
+
+SAYS["scales_in_the_first_block"] = scales_in_the_first_block, "rope_and_block_scaled_cache", (
+    "the scales of the stored k are in the first block, at the place of its slot in a block", "q is right",
+), {"dtype": torch.bfloat16}  # fmt: skip
 
 
 def identified(operator, convention, **options):

@@ -278,7 +278,8 @@ def rotary_of_the_first_row():
     "made, broken, said",
     [
         (wrong_theta_in_one_type, {"angles_of_the_configuration", "turns_as_its_class"}, "layer_types are exchanged"),
-        (frequencies_in_bfloat16, {"angles_of_the_configuration", "turns_as_its_class"}, "layer 0, q"),
+        (frequencies_in_bfloat16, {"angles_of_the_configuration", "turns_as_its_class"},
+         "layer 0, q, tokens 0 to 8: frequencies are rounded to bfloat16"),
         (squared_factor, {"angles_of_the_configuration"}, "have the factor 1.29648 in place of 1.13863"),
         (partial(rotary_with_axes, 0, 1, 1), {"angles_of_the_configuration"},
          "axes [0, 0, 0, 1, 1, 1, 1, 1] in place of [0, 0, 0, 1, 1, 1, 2, 2]"),
@@ -404,10 +405,10 @@ def without_a_function(*given, sense=1):
 @pytest.mark.parametrize(
     "made, said",
     [
-        (every_layer_turns, "layer 0, q: features 0 to 15 turn, in place of none"),
-        (partial(with_rotation, "qwen2", one_layer_stays), "layer 1, q: no features turn, in place of 0 to 15"),
-        (partial(with_rotation, "cohere", other_pairs), "layer 0, q: features are paired as split_half in place of"),
-        (partial(with_rotation, "nemotron", last_features), "layer 0, q: features 8 to 15 turn, in place of 0 to 7"),
+        (every_layer_turns, ", q and k: features 0 to 15 turn, in place of none"),
+        (partial(with_rotation, "qwen2", one_layer_stays), "layer 1, q and k: no features turn, in place of 0 to 15"),
+        (partial(with_rotation, "cohere", other_pairs), ", q and k: features are paired as split_half in place of"),
+        (partial(with_rotation, "nemotron", last_features), ", q and k: features 8 to 15 turn, in place of 0 to 7"),
         (partial(with_rotation, "mistral", partial(without_a_function, sense=0.5)),
          "scores are those of the class where all positions are 0, and others"),
         (partial(with_rotation, "youtu", other_pairs_of_k), "layer 0, k: features are paired as split_half in place"),

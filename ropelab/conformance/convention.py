@@ -66,6 +66,7 @@ class Convention:
         gradients_mean: what a deviation of the gradients of x, q or k says of the tensors that the function gets.
         passes: the name of a result that, by contract, is not rotated; the result for k is wrong where it is wrong.
         part: ``"k"``, or the name of that result, to have it by itself as the result for k; empty for both in one.
+        shared: the name of an input that all heads share; with ``part``, a call has one head.
         partial: whether, by contract, features beyond the width of the tables pass unchanged.
         narrow: whether tables and maths have the dtype of the inputs unless the author declares otherwise.
         layouts: the layouts of the convention, its default first.
@@ -87,7 +88,7 @@ class Convention:
     ends_with_documents = False
     autocasts = False
     gradients_mean: Mapping[str, str] = {}
-    passes = part = ""
+    passes = part = shared = ""
     partial = True
     narrow = False
     layouts: tuple[str, ...] = LAYOUTS
@@ -145,6 +146,19 @@ class Convention:
             if y.ndim != len(fmt):
                 raise Broken(f"a result has shape {tuple(y.shape)}, expected {len(fmt)} axes ({fmt})")
         return tuple(to_bshd(y, fmt) for y in returned[: len(case.inputs)])
+
+    def pieces(
+        self, implementation: Implementation, case: Case, returned: Any, arguments: Arguments
+    ) -> dict[str, tuple[Tensors, torch.Tensor]]:
+        """Return the parts of the results by name, for a convention whose heads share an input.
+
+        A part is what each head says of x, in the function's format, and what x is there. The part that rotates comes
+        first, beside the shared input; the others pass as they came.
+
+        Raises:
+            Broken: the function returned something else than the convention says.
+        """
+        raise NotImplementedError
 
     def angle_error(self, angles: np.ndarray, frequencies: np.ndarray) -> np.ndarray | float:
         """Return how far the function's angles may be from angles in float64 (rad).

@@ -10,7 +10,7 @@ import torch
 from ropelab.conformance.case import Broken, Case, NotApplicable
 from ropelab.conformance.convention import Arguments, Convention
 from ropelab.conformance.implementation import Implementation
-from ropelab.conformance.projection_conventions import Agreed
+from ropelab.conformance.projection_conventions import Agreed, Shares
 from ropelab.conformance.rotation_conventions import (
     ALL,
     Ropelab,
@@ -28,8 +28,8 @@ class AssembleMLA(Ropelab):
     """The convention of `ropelab.assemble_mla_kv`: key and value of multi-head latent attention, in one call.
 
     The features of x that rotate are k_pe, and x is the value. Because heads share k_pe, each head of x makes a call's
-    sequence of its own, with two heads: the second has the negated numbers. Wherever the two heads of the key, or key
-    and value, do not say the same of x, the result of x has a wrong number.
+    sequence of its own, with as many heads as x has: each has the numbers of x with other signs. Wherever the heads of
+    the key, or key and value, do not say the same of x, the result of x has a wrong number.
     """
 
     name = "assemble_mla_kv"
@@ -40,36 +40,49 @@ class AssembleMLA(Ropelab):
     expresses = ALL - {"padding", "axes"}  # a token without a position keeps its value
     pair = False
     in_place = False
-    gradients_mean = {
-        "is multiplied by 2": "is that of the first of the heads that share the key, and not the sum over the heads",
-        "is multiplied by 0.5": "is the mean over the heads that share the key, and not the sum",
-    }
     constant_tables: bool | None = True
+    shared = "k_pe"
 
     def arguments(self, implementation, case):
         ours = super().arguments(implementation, heads_as_sequences(case))
-        given = _kv_and_k_pe(implementation, case, ours.inputs[0])
+        given = self._kv_and_k_pe(implementation, case, ours.inputs[0])
         return Arguments(given, (*given, features_of(case) - case.rotary_dim), ours.keywords)
 
+    def _kv_and_k_pe(self, implementation: Implementation, case: Case, x: torch.Tensor) -> Tensors:
+        """Return kv, whose heads have the numbers of the spread tensor ``x`` and other signs each, and k_pe."""
+        rotary_dim, axis = case.rotary_dim, implementation.format(case).index("h")
+        signs = _signs(1 if self.part else case.inputs[0].shape[2], x.shape[-1], x)
+        return _Heads.apply(x, signs, rotary_dim, axis), x[..., :rotary_dim]
+
     def outputs(self, implementation, case, returned, arguments):
-        (kv, k_pe), rotary_dim, fmt = arguments.inputs, case.rotary_dim, implementation.format(case)
-        rows, tokens, heads, head_dim = case.inputs[0].shape
+        (turned, k_pe), (nope, rest), (value, given) = self.pieces(implementation, case, returned, arguments).values()
+        (rows, tokens, heads, head_dim), fmt = case.inputs[0].shape, implementation.format(case)
+        if self.part:  # k_pe by itself
+            y = torch.cat((turned[0], rest), dim=-1)
+        else:
+            once = _weights(len(value))
+            none = (1 - once[0], *(-weight for weight in once[1:]))
+            moved, kept = zip(*(one.tensor_split([case.rotary_dim], -1) for one in value), strict=True)
+            y = _Beside.apply(none, k_pe, Agreed.apply(once, None, *turned), *moved)
+            y = torch.cat((y, Agreed.apply((*once, *none), rest, *nope, *kept)), dim=-1)
+        return (to_bshd(y, fmt).reshape(rows, heads, tokens, head_dim).transpose(1, 2),)
+
+    def pieces(self, implementation, case, returned, arguments):
+        (kv, k_pe), rotary_dim = arguments.inputs, case.rotary_dim
+        head_dim, axis = features_of(case), implementation.format(case).index("h")
         nope_dim = head_dim - rotary_dim
         expected = tuple((*kv.shape[:-1], width) for width in (nope_dim + rotary_dim, head_dim))
         got = tuple(getattr(y, "shape", None) for y in returned) if isinstance(returned, (tuple, list)) else ()
         if got != expected:
             raise Broken(f"the function, called as {self.signature}, returned shapes {got}, expected {expected}")
-        (key, other_key), (value, other_value) = (y.tensor_split(2, dim=fmt.index("h")) for y in returned)
-        moved, other_moved = value[..., :rotary_dim], other_value[..., :rotary_dim]
-        right = ((moved == k_pe) & (other_moved == -k_pe)) | k_pe.isnan()
-        turned = Agreed.apply((2, -1), key[..., nope_dim:], other_key[..., nope_dim:])
-        turned = turned.where(right, turned + (moved - k_pe) - (other_moved + k_pe))
-        kept = Agreed.apply(
-            (1, -1, 1, 0), key[..., :nope_dim], -other_key[..., :nope_dim], value[..., rotary_dim:],
-            -other_value[..., rotary_dim:],
-        )  # fmt: skip
-        y = to_bshd(torch.cat((turned, kept), dim=-1), fmt)
-        return (y.reshape(rows, heads, tokens, head_dim).transpose(1, 2),)
+        key, value = returned
+        signs = _signs(kv.shape[axis], head_dim, kv)
+        given = kv.narrow(axis, 0, 1)[..., nope_dim:]
+        return {
+            "k_pe in the key": (key[..., nope_dim:].split(1, axis), k_pe),
+            "the key beside k_pe": (_plus(key[..., :nope_dim], signs[:, rotary_dim:], axis), given[..., rotary_dim:]),
+            "the value": (_plus(value, signs, axis), given),
+        }
 
     def bad(self, implementation, case):
         good = self.translate(implementation, case)
@@ -141,7 +154,7 @@ class MegatronMLAKeyValue(MegatronMLAQuery, AssembleMLA):
     def arguments(self, implementation, case):
         spread = heads_as_sequences(case)
         (x,), head_dim = native(implementation, spread), features_of(case)
-        given = _kv_and_k_pe(implementation, case, x)
+        given = self._kv_and_k_pe(implementation, case, x)
         cos, sin, options = self._where(implementation, spread)
         return Arguments(given, (*given, cos, sin, case.rotary_dim, head_dim - case.rotary_dim, head_dim), options)
 
@@ -149,10 +162,62 @@ class MegatronMLAKeyValue(MegatronMLAQuery, AssembleMLA):
         return AssembleMLA.outputs(self, implementation, case, returned, arguments)
 
 
-def _kv_and_k_pe(implementation: Implementation, case: Case, x: torch.Tensor) -> Tensors:
-    """Return kv and k_pe for the spread tensor ``x``: two heads that share k_pe, the second with negated numbers."""
-    kv = torch.cat((x[..., case.rotary_dim :], x), dim=-1)
-    return torch.cat((kv, -kv), dim=implementation.format(case).index("h")), x[..., : case.rotary_dim]
+class _Heads(torch.autograd.Function):
+    """kv of heads with the numbers of ``x`` and signs of their own. Its backward adds the heads without rounding."""
+
+    @staticmethod
+    def forward(ctx, x, signs, rotary_dim, axis):
+        ctx.signs, ctx.rotary_dim, ctx.axis = signs, rotary_dim, axis
+        heads = (x * sign for sign in signs)
+        return torch.cat([torch.cat((head[..., rotary_dim:], head), dim=-1) for head in heads], axis)
+
+    @staticmethod
+    def backward(ctx, grad):
+        signs, turned = ctx.signs.double(), ctx.rotary_dim
+        nope, value = grad.double().tensor_split([signs.shape[1] - turned], -1)
+        signs = signs.unsqueeze(1) if ctx.axis < grad.ndim - 2 else signs  # heads come before tokens
+        value, nope = (
+            (part * sign).sum(ctx.axis, keepdim=True) for part, sign in ((value, signs), (nope, signs[..., turned:]))
+        )
+        return (value + torch.nn.functional.pad(nope, (turned, 0))).to(grad.dtype), None, None, None
+
+
+def _signs(heads: int, features: int, like: torch.Tensor) -> torch.Tensor:
+    """Return 1 or -1 for each feature of each head, ``[heads, features]``: rows of a Walsh matrix, negated in turn."""
+    head, feature = torch.arange(heads)[:, None], torch.arange(features)
+    both = (head >> 1) & feature
+    odd = sum(((both >> bit) & 1 for bit in range(features.bit_length())), head & 1)
+    return (1 - 2 * (odd % 2)).to(like)
+
+
+def _plus(y: torch.Tensor, signs: torch.Tensor, axis: int) -> Tensors:
+    """Return the heads of ``y`` with their signs removed."""
+    return tuple(one * sign for one, sign in zip(y.split(1, axis), signs, strict=True))
+
+
+def _weights(count: int) -> tuple[int, ...]:
+    """Return numbers whose sum is 1, and none of whose sums in the usual orders needs more bits.
+
+    The first of several differs from 1, so that the first part alone is not the sum.
+    """
+    first, sign = ((-1, 1), 1) if count % 2 else ((2, -1), -1)
+    return (1,) if count == 1 else (*first, *(sign * (-1) ** n for n in range(count - 2)))
+
+
+class _Beside(torch.autograd.Function):
+    """A result, wrong wherever others are not what they should be. Their gradients are its own times their weights."""
+
+    @staticmethod
+    def forward(ctx, weights, right, y, *others):
+        ctx.weights = weights
+        for other in others:
+            y = y.where((other == right) | right.isnan(), y + (other - right))
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        *others, own = Shares.apply((*ctx.weights, 1), grad)
+        return None, None, own, *others
 
 
 def heads_as_sequences(case: Case) -> Case:

@@ -135,6 +135,7 @@ def probes(subject: Subject, sizes: Sizes, failed: Iterable[Case] = ()) -> Itera
     yield Probe("the inputs after the call", plain, inputs_after, _unchanged, order="layout")
     yield Probe("the other arguments after the call", case(offsets=(3, 0, 9)), arguments_changed, _nothing, order=None)
     yield Probe("the gradient", plain, gradient, _adjoint, order="layout")
+    yield Probe("the gradient of a single head", forwards["a single head"], gradient, _adjoint, order="layout")
     yield Probe("the gradient of tokens from 7 on", moved, gradient, _adjoint, order="layout")
     ones = tuple(torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape) for x in plain.inputs)
     yield Probe("the gradient of scaled tables", forwards["scaled tables"], gradient, _adjoint, order="layout")

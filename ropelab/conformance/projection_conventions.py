@@ -19,8 +19,9 @@ from ropelab.layout.seq_format import to_bshd
 class QKVRope(Ropelab):
     """The convention of `ropelab.qkv_rope`: q, k and v out of hidden states, in one call.
 
-    The hidden states of a token are q, k and v themselves, and the weight is the identity, so every product is exact.
-    v has the negated numbers of k. Wherever the returned v has other numbers, the result for k has a wrong number.
+    The hidden states of a token are q, k and v, each number one place further, and the weight takes them back. So every
+    product is exact, and a transposed weight is seen. v has the negated numbers of k. Wherever the returned v has other
+    numbers, the result for k has a wrong number.
     """
 
     name = "qkv_rope"
@@ -40,13 +41,13 @@ class QKVRope(Ropelab):
 
     def arguments(self, implementation, case):
         q, k = native(implementation, case, pair=True)
-        x = torch.cat([heads.flatten(-2) for heads in (q, k, -k)], dim=-1)
-        weight = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        x = torch.cat([heads.flatten(-2) for heads in (q, k, -k)], dim=-1).roll(1, -1)
+        weight = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device).roll(1, 1)
         options = super().arguments(implementation, case).keywords
         return Arguments((x, weight), (x, weight), options | {"q_heads": q.shape[-2], "k_heads": k.shape[-2]})
 
     def outputs(self, implementation, case, returned, arguments):
-        x, head_dim = arguments.inputs[0], features_of(case)
+        x, head_dim = arguments.inputs[0].roll(-1, -1), features_of(case)
         heads = [arguments.keywords[name] for name in ("q_heads", "k_heads", "k_heads")]
         expected = tuple((*x.shape[:-1], count, head_dim) for count in heads)
         got = tuple(getattr(y, "shape", None) for y in returned) if isinstance(returned, (tuple, list)) else ()
@@ -89,8 +90,8 @@ class RotaryEpilogue(Convention):
 
     def arguments(self, implementation, case):
         q, k = (y.flatten(0, 1) for y in as_pair(case.inputs))
-        x = torch.cat([y.flatten(1) for y in (q, k, -k)], dim=-1)
-        weight = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        x = torch.cat([y.flatten(1) for y in (q, k, -k)], dim=-1).roll(1, -1)
+        weight = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device).roll(1, 0)
         turns = torch.zeros(features_of(case), dtype=torch.float64)
         exact = inverse_frequencies(case.rotary_dim, implementation.base) / (2 * math.pi)
         turns[: case.rotary_dim : 2] = exact.float()
@@ -101,7 +102,10 @@ class RotaryEpilogue(Convention):
         return Arguments((x, weight), (x, weight), operands)
 
     def outputs(self, implementation, case, returned, arguments):
-        x, y = arguments.inputs[0], returned["D"] if isinstance(returned, Mapping) and "D" in returned else returned
+        x, y = (
+            arguments.inputs[0].roll(-1, -1),
+            returned["D"] if isinstance(returned, Mapping) and "D" in returned else returned,
+        )
         y = y[0] if isinstance(y, torch.Tensor) and y.shape == (1, *x.shape) else y  # of positions [1, T]
         if not isinstance(y, torch.Tensor) or y.shape != x.shape:
             got = getattr(y, "shape", type(y).__name__)
@@ -131,22 +135,41 @@ def _with_v(k: torch.Tensor, v: torch.Tensor, given: torch.Tensor, rotary_dim: i
     if part:
         return k if part == "k" else v
     k = k.where((v == given) | given.isnan(), k + (v - given))
-    return torch.cat((k[..., :rotary_dim], Agreed.apply((2, -1), k[..., rotary_dim:], -v[..., rotary_dim:])), dim=-1)
+    kept = (x[..., rotary_dim:] for x in (-given, k, -v))
+    return torch.cat((k[..., :rotary_dim], Agreed.apply((2, -1), *kept)), dim=-1)
 
 
 class Agreed(torch.autograd.Function):
-    """The number that all parts have, or else the number of the last part that differs from those before it.
+    """The number that all parts have, or else a wrong one: a part that is not the given number.
 
-    The gradient of each part is the gradient times its weight. The weights sum to 1, and no sum of some of them rounds.
+    Where no number is given, two parts that differ make a number that neither is. The gradient of each part is the
+    gradient times its weight. The weights sum to 1, and no sum of some of them rounds.
     """
 
     @staticmethod
-    def forward(ctx, weights, first, *others):
-        ctx.weights = weights
+    def forward(ctx, weights, given, first, *others):
+        ctx.weights, y = weights, first
         for other in others:
-            first = torch.where(first == other, first, other)
-        return first.clone()
+            if given is None:
+                y = y.where(first == other, 2 * first - other)
+            else:
+                y = y.where((y != given) & ~(y.isnan() & given.isnan()), other)
+        return y.clone()
 
     @staticmethod
     def backward(ctx, grad):
-        return None, *(weight * grad for weight in ctx.weights)
+        return None, None, *Shares.apply(ctx.weights, grad)
+
+
+class Shares(torch.autograd.Function):
+    """A gradient times each of some weights. Its own gradient is a sum in float64, which rounds once."""
+
+    @staticmethod
+    def forward(ctx, weights, grad):
+        ctx.weights = weights
+        return tuple(weight * grad for weight in weights)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        shares = (weight * grad.double() for weight, grad in zip(ctx.weights, grads, strict=True))
+        return None, sum(shares).to(grads[0].dtype)

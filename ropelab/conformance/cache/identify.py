@@ -6,6 +6,7 @@ The words are in `mistakes` and `scale_mistakes`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -17,13 +18,13 @@ import torch
 
 from ropelab.conformance.cache.block_scales import BlockScales
 from ropelab.conformance.cache.case import CacheCase, bits
-from ropelab.conformance.cache.laws import with_yarn
+from ropelab.conformance.cache.laws import of_every_size, with_yarn
 from ropelab.conformance.cache.mistakes import SLOTS, STRIDES, measured, mistakes, own_slots, own_strides
 from ropelab.conformance.cache.read_off import facts as facts_of
 from ropelab.conformance.cache.read_off import hypotheses, places
 from ropelab.conformance.cache.scale_mistakes import Hypothesis, other_format
-from ropelab.conformance.cache.seen import PARTS, RETURNED, SCALES, K, Q, Seen, V, held, off
-from ropelab.conformance.cache.subject import CacheSubject
+from ropelab.conformance.cache.seen import PARTS, RETURNED, SCALES, K, Q, Seen, V, held, held_in_blocks, off
+from ropelab.conformance.cache.subject import Bounded, CacheSubject
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.identify.deviation import Deviation, Scope
 from ropelab.conformance.identify.extents import rules
@@ -42,6 +43,7 @@ UNSEEN = 41
 """A number of tokens that no law asks for, so that the operator has no memory of such a call."""
 
 Draw = Callable[..., CacheCase]
+Mask = Callable[[Seen, tuple[int, ...]], np.ndarray]
 
 
 def identify_cache(subject: CacheSubject, sizes: Sizes) -> Identification:
@@ -58,9 +60,10 @@ def identify_cache(subject: CacheSubject, sizes: Sizes) -> Identification:
         except Exception:  # the convention has no such call, or the laws show the traceback
             continue
         wider: list[Seen | None] = []
+        other = draw if "block_size" in getattr(draw, "keywords", {}) else partial(draw, block_size=BLOCKS[-1])
         for seed, (more, kept) in enumerate(zip(_more(sizes), (seen, wider), strict=True), LARGER):
-            with suppress(Exception):  # an operator may refuse more heads or features
-                kept.append(_seen(subject, draw, more, seed, words == LATER))
+            with suppress(Exception):  # an operator may refuse more heads or features, or blocks of another size
+                kept.append(_seen(subject, other if kept is seen else draw, more, seed, words == LATER))
         calls = [one for one in seen if one is not None]
         if len(calls) < len(seen) or None in wider:
             continue
@@ -95,6 +98,10 @@ def _circumstances(subject: CacheSubject) -> dict[str, Draw]:
         found[f"in caches in {order}"] = partial(draw, order=order)
     if kind.fewer_slots:
         found["in a call with fewer slots than tokens"] = partial(_fewer, draw)
+    if isinstance(kind, BlockScales):
+        found["for heads of every size, from zeros to large numbers"] = lambda *of, **options: of_every_size(
+            draw(*of, **options)
+        )
     dtypes = () if isinstance(kind, BlockScales) else FLOAT8_DTYPES
     for dtype in dtypes:
         name = f"in caches of {_name(dtype)}"
@@ -170,7 +177,10 @@ def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> 
         deviating |= {part} if _any(wrong) else set()
         astray = which in (K, V) and outside and not isinstance(subject.convention, BlockScales)
         placed = _placed(subject, seen, which) if astray or (which in (K, V) and _any(wrong)) else ""
-        if placed:
+        if which == K and (apart := _blocks_placed(subject, seen, wrong)):
+            misplaced = 2
+            found.append(_deviation(*apart, circumstances))
+        elif placed:
             misplaced += 1
             found.append(_deviation(part, placed, circumstances))
         elif not _any(wrong):
@@ -185,6 +195,8 @@ def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> 
             masks = [(words, mask) for words, mask in _masks(seen, which, wrong) if words]
             narrowest = min(masks, key=lambda named: _share(named[1], seen, wrong), default=("", None))[0]
             where = f", all of them {narrowest}" if narrowest else ""
+            if but := re.fullmatch("for every (.+) but the (first|last)", narrowest):  # others may be right as well
+                where = f", none of them for the {but[2]} {but[1]}"
             first = next(one for one, elements in zip(seen, wrong, strict=True) if elements.any())
             read += [f"{fact} {circumstances}".rstrip() for fact in _read(subject, first, which)]
             unexplained.append(f"{part} {circumstances}".rstrip() + f": {share:.0%} of the elements{where}")
@@ -227,6 +239,17 @@ def _placed(subject: CacheSubject, seen: list[Seen], which: int) -> str:
     return ""
 
 
+def _blocks_placed(subject: CacheSubject, seen: list[Seen], wrong: list[np.ndarray]) -> tuple[str, str] | None:
+    """Return which of features and scales of blocks are in other slots, and in which, if that explains all bytes."""
+    if not (isinstance(subject.convention, BlockScales) and subject.convention.addressed and _any(wrong)):
+        return None
+    for which, part in ((2, "the scales of the stored k"), (1, "the stored k without its scales")):
+        for words, slots in SLOTS.items():
+            if all(held_in_blocks(subject, one, which, slots) for one in seen):
+                return part, words if which == 1 else words.replace("is in", "are in", 1)
+    return None
+
+
 def _held(subject: CacheSubject, seen: Seen, which: int, slots, strides) -> bool:
     try:
         return held(subject, seen, which, slots, strides)
@@ -244,27 +267,44 @@ def _explanation(
         list(mistakes(subject, seen, which)),
         [*measured(subject, seen[0], which), *hypotheses(subject, seen[0], which)],
     ):
+        told: dict[tuple[int, int], Bounded | None] = {}
         for where, mask in _masks(seen, which, wrong):
-            same = [w for w, mistake in known if all(_reproduces(subject, s, which, mistake, mask) for s in seen)]
+            same = [
+                number for number, (_, mistake) in enumerate(known)
+                if all(_reproduces(subject, s, which, mistake, mask, told, (number, i)) for i, s in enumerate(seen))
+            ]  # fmt: skip
+            others = [n for n in same if not all(_alike(told, same[0], n, i, s, mask) for i, s in enumerate(seen))]
             if same:
-                return " or ".join(same[:2]), where
+                return " or ".join(known[n][0] for n in (same[0], *others[:1])), where
     return None
 
 
-def _reproduces(subject: CacheSubject, seen: Seen, which: int, mistake: Hypothesis, mask) -> bool:
-    try:
-        with np.errstate(all="ignore"):
-            told, bound = mistake(subject, seen, which)
-    except (ValueError, IndexError, TypeError):
-        return False
+def _alike(
+    told: dict[tuple[int, int], Bounded | None], first: int, other: int, call: int, seen: Seen, mask: Mask
+) -> bool:
+    """Return whether two mistakes make the same numbers of a call, within a mask."""
+    ones, others = told[first, call], told[other, call]
+    assert ones is not None and others is not None, "both reproduce the call"
+    hit = np.broadcast_to(mask(seen, ones[0].shape), ones[0].shape)
+    return bool(np.array_equal(ones[0][hit], others[0][hit], equal_nan=True))
+
+
+def _reproduces(
+    subject: CacheSubject, seen: Seen, which: int, mistake: Hypothesis, mask: Mask,
+    known: dict[tuple[int, int], Bounded | None], key: tuple[int, int],
+) -> bool:  # fmt: skip
+    if key not in known:
+        try:
+            with np.errstate(all="ignore"):
+                known[key] = mistake(subject, seen, which)
+        except (ValueError, IndexError, TypeError):
+            known[key] = None
     right, error = seen.definition(subject, which)
-    if told.shape != right.shape:
+    found = known[key]
+    if found is None or found[0].shape != right.shape:
         return False
     hit = mask(seen, right.shape)
-    return not off(seen.actual(subject, which), (np.where(hit, told, right), np.where(hit, bound, error))).any()
-
-
-Mask = Callable[[Seen, tuple[int, ...]], np.ndarray]
+    return not off(seen.actual(subject, which), (np.where(hit, found[0], right), np.where(hit, found[1], error))).any()
 
 
 def _masks(seen: list[Seen], which: int, wrong: list[np.ndarray]) -> Iterator[tuple[str, Mask]]:
@@ -288,7 +328,78 @@ def _masks(seen: list[Seen], which: int, wrong: list[np.ndarray]) -> Iterator[tu
             hit = (np.broadcast_to(mask(s, e.shape), e.shape)[e].all() for s, e in zip(seen, wrong, strict=True))
             if all(e.shape[axis] > 1 for e in wrong) and all(hit):
                 yield words.format(noun), mask
+    yield from _attributes(seen, wrong)
     yield from _extents(seen, which, wrong)
+
+
+def _attributes(seen: list[Seen], wrong: list[np.ndarray]) -> Iterator[tuple[str, Mask]]:
+    """Yield tokens in words by the numbers that they have: block, place in a block, slot and position."""
+    if any(
+        e.ndim != 3 or len(e) not in (s.case.tokens, int(s.case.live.sum())) for s, e in zip(seen, wrong, strict=True)
+    ):
+        return
+    if any(len(one.case.slots) < one.case.tokens for one in seen):
+        yield (
+            "for tokens behind the last slot",
+            lambda one, shape: (
+                np.arange(shape[0]) >= (len(one.case.slots) if shape[0] == one.case.tokens else shape[0])
+            )[:, None, None],
+        )
+    for noun, number in NUMBERS.items():
+        hits, rest = set[int](), set[int]()
+        for one, elements in zip(seen, wrong, strict=True):
+            of, bad = number(_of_tokens(one, len(elements))), elements.any(axis=(1, 2))
+            hits |= set(of[bad].tolist())
+            rest |= set(of[~bad].tolist())
+        for words, holds in _predicates(noun, hits, rest):
+
+            def mask(one: Seen, shape: tuple[int, ...], number=number, holds=holds) -> np.ndarray:
+                return holds(number(_of_tokens(one, shape[0])))[:, None, None]
+
+            if all(holds(np.array([n]))[0] for n in hits) and not all(holds(np.array([n]))[0] for n in rest):
+                yield words, mask
+
+
+def _is_by_token(one: Seen, elements: np.ndarray) -> bool:
+    """Return whether elements ``[n, H, D]`` belong to all tokens of a call, or to those with a slot."""
+    return elements.ndim == 3 and len(elements) in (one.case.tokens, int(one.case.live.sum()))
+
+
+def _of_tokens(one: Seen, count: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return slots and positions of all tokens of a call, or of those with a slot, and the slots of a block."""
+    kept = one.case.live.numpy() if count < one.case.tokens else np.ones(one.case.tokens, bool)
+    return own_slots(one).numpy()[kept], one.case.token_positions()[0].numpy()[kept], one.case.places[0].shape[1]
+
+
+NUMBERS: dict[str, Callable[[tuple[np.ndarray, np.ndarray, int]], np.ndarray]] = {
+    "in blocks of the cache": lambda of: of[0] // of[2],
+    "at places of their block": lambda of: of[0] % of[2],
+    "in slots": lambda of: of[0],
+    "at positions": lambda of: of[1],
+}
+"""Numbers of tokens in words."""
+
+
+def _predicates(noun: str, hits: set[int], rest: set[int]) -> Iterator[tuple[str, Callable[[np.ndarray], np.ndarray]]]:
+    """Yield predicates about numbers in words that hold for all ``hits``, and not for all of the ``rest``."""
+    if not hits or not rest:
+        return
+    yield f"{noun} other than 0", lambda n: n != 0
+    yield f"{noun} of odd numbers", lambda n: n % 2 == 1
+    yield f"{noun} of even numbers", lambda n: n % 2 == 0
+    yield f"{noun} below 0", lambda n: n < 0
+    first, last = min(hits), max(hits)
+    if below := [n for n in rest if n < first]:
+        begin = _roundest(max(below) + 1, first)
+        yield f"{noun} from {begin} on", lambda n: n >= begin
+    if above := [n for n in rest if n > last]:
+        end = _roundest(last + 1, min(above))
+        yield f"{noun} below {end}", lambda n: n < end
+
+
+def _roundest(low: int, high: int) -> int:
+    """Return the number from low to high that the largest power of two divides."""
+    return max(range(low, high + 1), key=lambda n: (n & -n) if n else 1 << 62)
 
 
 def _share(mask: Mask, seen: list[Seen], wrong: list[np.ndarray]) -> float:
@@ -299,8 +410,7 @@ def _share(mask: Mask, seen: list[Seen], wrong: list[np.ndarray]) -> float:
 def _extents(seen: list[Seen], which: int, wrong: list[np.ndarray]) -> Iterator[tuple[str, Mask]]:
     """Yield the last heads or features of a call by a rule about its extents; see ``identify.extents``."""
     own = K if which == RETURNED else which
-    if which >= SCALES or any(e.ndim != 3 or len(e) not in (s.case.tokens, int(s.case.live.sum()))
-                              for s, e in zip(seen, wrong, strict=True)):  # fmt: skip
+    if which >= SCALES or not all(map(_is_by_token, seen, wrong)):
         return
 
     def heads(one: Seen, shape: tuple[int, ...], inputs: tuple[int, ...]) -> tuple[np.ndarray, int]:

@@ -181,15 +181,17 @@ def other_slots_unchanged(subject, sizes):
         yield from _unnamed(subject, case, "bytes that no token names")
 
 
-@law("A token with a negative slot writes nothing to the caches.", r"s_t < 0 \Rightarrow C' = C")
+@law("A token with a negative slot writes nothing to the caches, and has its result for q.",
+     r"s_t < 0 \Rightarrow C' = C,\ q'_t = R_{p_t} N q_t")  # fmt: skip
 def skipped_slots(subject, sizes):
     case = subject.draw(sizes)
     for slot in (-1, -(2**40)):
         none = replace(case, slots=torch.full_like(case.slots, slot))
         yield from _unnamed(subject, none, f"elements of the caches when every slot is {slot}")
+        yield from _same_q(subject, none, subject(none), subject(case))
 
 
-@law("With fewer slots than tokens, the tokens without a slot write nothing to the caches.",
+@law("With fewer slots than tokens, the tokens without a slot write nothing to the caches, and have results for q.",
      r"t \ge N \Rightarrow C' \text{ does not depend on } t")  # fmt: skip
 def fewer_slots(subject, sizes):
     if not subject.convention.fewer_slots:
@@ -197,7 +199,9 @@ def fewer_slots(subject, sizes):
     case = subject.draw(sizes, skipped=False)
     few = replace(case, slots=case.slots[: case.tokens // 2])
     yield from _unnamed(subject, few, "elements that no token names")
-    yield from _same_rows(few, subject(few).memory, few, subject(case).memory, "the slots of the first tokens")
+    written, expected = subject(few), subject(case)
+    yield from _same_rows(few, written.memory, few, expected.memory, "the slots of the first tokens")
+    yield from _same_q(subject, few, written, expected)
 
 
 @law("Permuting the slots permutes the rows of the caches.",

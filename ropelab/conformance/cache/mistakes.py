@@ -17,6 +17,7 @@ import torch
 from ropelab.conformance.bounds import FLOAT32_UNIT, exact
 from ropelab.conformance.cache.block_scales import BlockScales
 from ropelab.conformance.cache.case import CacheCase, in_request
+from ropelab.conformance.cache.conventions import UNWRITTEN
 from ropelab.conformance.cache.definition import Definition, yarn
 from ropelab.conformance.cache.scale_mistakes import Hypothesis, block_scales, given_scales, made_scales, small_scales
 from ropelab.conformance.cache.seen import RETURNED, SCALES, K, Q, Seen, V, kept, rows, stored, told
@@ -24,7 +25,7 @@ from ropelab.conformance.cache.subject import Bounded, CacheSubject
 from ropelab.conformance.identify.angles import simple
 from ropelab.conformance.identify.vocabulary import SIGNS, TERMS
 from ropelab.kernels import NO_POSITION
-from ropelab.layout.pairing import pairs, permutation
+from ropelab.layout.pairing import LAYOUTS, pairs, permutation
 
 Change = Callable[[CacheCase], CacheCase]
 Named = Iterator[tuple[str, Hypothesis]]
@@ -35,6 +36,9 @@ def mistakes(subject: CacheSubject, seen: list[Seen], which: int) -> Named:
     blocks = isinstance(subject.convention, BlockScales)
     if which >= SCALES:
         yield from made_scales(which)
+        if which > SCALES:
+            for words, slots in SLOTS.items():
+                yield words, partial(_scales_in, slots=slots)
         return
     if seen[0].earlier is not None:
         yield from _recalled()
@@ -184,6 +188,9 @@ SLOTS: dict[str, Callable[[Seen], torch.Tensor]] = {
     "is in the slot with the number of the token": lambda seen: _live_slots(
         seen, lambda s, size, total: torch.arange(len(s)).to(s.device)
     ),
+    "is in the slot with the number of the token among those with a slot": lambda seen: _live_slots(
+        seen, lambda s, size, total: (s >= 0).long().cumsum(0) - 1
+    ),
     "is in the slot with the number of the position": lambda seen: _live_slots(
         seen, lambda s, size, total: seen.case.token_positions()[0].to(s.device)
     ),
@@ -211,6 +218,19 @@ STRIDES: dict[str, Callable[[Seen, int], tuple[int, ...]]] = {
     ),
 }  # fmt: skip
 """How a cache is addressed by mistake, in words -> the strides of ``[blocks, block_size, heads, features]``."""
+
+
+def _scales_in(subject: CacheSubject, seen: Seen, which: int, slots: Callable[[Seen], torch.Tensor]) -> Bounded:
+    """Return what the slots of the tokens hold where each token's scale is written to another slot."""
+    found = seen.definition(subject, which)
+    own, names = own_slots(seen)[seen.case.live].numpy(), slots(seen)[seen.case.live].numpy()
+    _, total = _extents(seen)
+    filled = []
+    for scales, before in zip(found, (UNWRITTEN, 0.0), strict=True):
+        memory = np.full((total, *scales.shape[1:]), before, scales.dtype)
+        memory[names[names >= 0]] = scales[names >= 0]
+        filled.append(memory[own])
+    return filled[0], filled[1]
 
 
 def own_slots(seen: Seen) -> torch.Tensor:
@@ -327,12 +347,12 @@ def _rotations(subject: CacheSubject) -> Named:
     yield "turns by minus the angle", called(same, reversed=not subject.reversed)
     for words, tables in TABLES.items():
         yield words, wider(called(same, tables=tables), 3 if "twice" in words else 1)
-    for layout in subject.convention.layouts:
+    for layout in LAYOUTS:
         if layout != subject.layout:
             yield f"pairs features as {layout}", called(same, layout=layout)
     for words, members in MEMBERS.items():
         yield words, called(same, members=members)
-    for layout in ("split_half", "interleaved"):
+    for layout in LAYOUTS:
         if layout != subject.layout:
             yield f"is written with the pairs as {layout}", called(same, stores=_laid_out(layout))
     for part, factors in (("sin0", (1, -1, 1, 1)), ("sin1", (1, 1, 1, -1)), ("cos0", (-1, 1, 1, 1)),
@@ -502,6 +522,12 @@ def _layer_normed(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
     return value, 2 * bound + room
 
 
+def _divided_by_features(subject: CacheSubject, seen: Seen, which: int, of: int) -> Bounded:
+    count = math.prod(seen.case.inputs[of].shape[2:])
+    norm = _divided(lambda x, e, t: np.sqrt(_mean(x) * x.shape[-1] / count + e))
+    return wider(called(same, norm=norm), 2)(subject, seen, which)
+
+
 def _reordered(weight: np.ndarray, turns: slice, source: str, target: str) -> np.ndarray:
     found = weight.copy()
     width = len(weight[turns])
@@ -531,10 +557,15 @@ def _norms(which: int) -> Named:
     }
     for words, change in changes.items():
         yield words, called(change)
-        yield f"{words}, and is not rotated", called(partial(_unrotated, change=change))
+        if "the rotation" not in words:  # without a rotation there is no before and after
+            yield f"{words}, and is not rotated", called(partial(_unrotated, change=change))
     for words, norm in NORMS.items():
         yield words, wider(called(same, norm=norm), 2)
     yield "is normalized with its mean subtracted, as by a layer norm", _layer_normed
+    for other, name in ((Q, "q"), (K, "k")):
+        if other != (K if which == RETURNED else which):
+            words = f"divides the sum of the squares by the number of features of {name} in all heads"
+            yield words, partial(_divided_by_features, of=other)
     yield "is normalized twice", wider(called(
         same, norm=lambda z, w, eps, t: _DEFINITION(_DEFINITION(z, w, eps, t), w, eps, t)), 3)  # fmt: skip
     for eps in (0.0, 1e-5, 1e-8, 1e-3, 1e-2, 1e-12):

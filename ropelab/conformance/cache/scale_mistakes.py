@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import torch
 
+from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.cache.block_scales import WEIGHT_SCALE, BlockScales, RopeAndQuantizeIndexer
-from ropelab.conformance.cache.case import bits, numbers
+from ropelab.conformance.cache.case import bits
 from ropelab.conformance.cache.conventions import UNWRITTEN
 from ropelab.conformance.cache.seen import PARTS, SCALES, Seen, told
 from ropelab.conformance.cache.subject import Bounded, CacheSubject
@@ -19,6 +21,8 @@ from ropelab.conformance.cache_bounds import half_unit
 from ropelab.kernels import NO_POSITION
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 
+UNSIGNED_ZEROS = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+"""The formats of older AMD cards: their numbers are half those of `FLOAT8_DTYPES` with the same bits."""
 Hypothesis = Callable[[CacheSubject, Seen, int], Bounded]
 """What an operator with a mistake makes of a part: value and bound."""
 
@@ -86,15 +90,20 @@ def other_format(subject: CacheSubject, seen: list[Seen], which: int) -> str:
     dtype = seen[0].case.memory.dtype
     if dtype not in FLOAT8_DTYPES or which not in (1, 2) or isinstance(subject.convention, BlockScales):
         return ""
-    (other,) = (format for format in FLOAT8_DTYPES if format != dtype)
-    for one in seen:
-        case, memory = one.case, one.written.memory
-        rows = numbers(bits(case.rows(memory)[which - 1]).view(other))
-        changed = replace(case, memory=bits(case.memory).view(other))
-        right, bound = told(subject, changed, which)
-        if rows.shape != right.shape or not (abs(rows - right) <= 2 * bound).all():
-            return ""
-    return f"has the bits of {str(other).removeprefix('torch.')} in a cache of {str(dtype).removeprefix('torch.')}"
+    for other in (*FLOAT8_DTYPES, *UNSIGNED_ZEROS):
+        like = FLOAT8_DTYPES[UNSIGNED_ZEROS.index(other)] if other in UNSIGNED_ZEROS else other
+        if other != dtype and all(_has_bits(subject, one, which, other, like) for one in seen):
+            return f"has the bits of {str(other).removeprefix('torch.')}"
+    return ""
+
+
+def _has_bits(subject: CacheSubject, seen: Seen, which: int, other: torch.dtype, like: torch.dtype) -> bool:
+    """Return whether the bits of a part are right in another format, whose numbers round as those of ``like``."""
+    case = seen.case
+    rows = bits(case.rows(seen.written.memory)[which - 1]).view(other).float().cpu().numpy().astype(EXACT)
+    right, bound = told(subject, replace(case, memory=bits(case.memory).view(like)), which)
+    most = torch.finfo(other).max
+    return rows.shape == right.shape and bool((abs(rows - np.clip(right, -most, most)) <= 2 * bound).all())
 
 
 # ----------------------------------------------------------------------------------------------------- made scales
@@ -157,7 +166,16 @@ def block_scales(subject: CacheSubject) -> Iterator[tuple[str, Hypothesis]]:
     for words, factor in (("lack", 1 / WEIGHT_SCALE), ("have twice", WEIGHT_SCALE)) if weights else ():
         shift = float(np.rint(np.log2(factor)))
         words = f"has right features, and its weights {words} the factor weight_scale"
-        yield words, _of_blocks(partial(_shifted, by=shift), factor / 2**shift)
+        yield words, _of_blocks(partial(_shifted, by=shift), partial(_constant, factor=factor / 2**shift))
+    least = subject.convention.amax_epsilon if isinstance(subject.convention, BlockScales) else 0.0
+    if weights:
+        words = "has the largest magnitude over 448 for its scale, in numbers and in weights, not the next power of two"
+        yield words, _of_blocks(partial(_beside_nearest, least=least), partial(_off_power, least=least))
+        return
+    words = "is divided by the largest magnitude of a block over 448, beside the next power of two as the scale"
+    yield words, _of_blocks(partial(_divided, least=least))
+    words = "has the largest magnitudes of blocks over 448 for scales, and not the next powers of two"
+    yield words, _of_blocks(partial(_unrounded, least=least))
 
 
 WEIGHTS = {
@@ -175,6 +193,29 @@ def _to_power(y: np.ndarray, e: np.ndarray, power: int) -> tuple[np.ndarray, np.
 
 def _shifted(y: np.ndarray, e: np.ndarray, by: float) -> tuple[np.ndarray, np.ndarray]:
     return _scaled_by(y, e, e + by)
+
+
+def _constant(y: np.ndarray, e: np.ndarray, factor: float) -> float:
+    return factor
+
+
+def _off_power(y: np.ndarray, e: np.ndarray, least: float) -> np.ndarray:
+    """Return the unrounded scale of each block over the power of two nearest to it."""
+    exact = np.log2(_filled(y, e, least))
+    return np.exp2(exact - np.rint(exact))
+
+
+def _beside_nearest(y: np.ndarray, e: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return what is read of features that are divided by the unrounded scale, and the power of two nearest to it."""
+    return y / _off_power(y, e, least)[..., None], e + np.rint(np.log2(_filled(y, e, least)))
+
+
+def _divided(y: np.ndarray, e: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
+    return y / _filled(y, e, least)[..., None], e
+
+
+def _unrounded(y: np.ndarray, e: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
+    return y, e + np.log2(_filled(y, e, least))
 
 
 def small_scales(subject: CacheSubject, seen: Seen) -> Iterator[tuple[str, Hypothesis]]:
@@ -199,9 +240,9 @@ def small_scales(subject: CacheSubject, seen: Seen) -> Iterator[tuple[str, Hypot
     yield words, _of_blocks(smaller)
 
 
-def _filled(y: np.ndarray, exponents: np.ndarray) -> np.ndarray:
-    """Return the largest magnitude of each block beside the largest 8-bit float times the scale."""
-    return abs(y).max(-1) / (torch.finfo(FLOAT8_DTYPES[0]).max * np.exp2(exponents))
+def _filled(y: np.ndarray, exponents: np.ndarray, least: float = 0.0) -> np.ndarray:
+    """Return the largest magnitude of each block, or the least, over the largest 8-bit float times the scale."""
+    return np.maximum(abs(y).max(-1), least) / (torch.finfo(FLOAT8_DTYPES[0]).max * np.exp2(exponents))
 
 
 def _of_largest(y: np.ndarray, largest: np.ndarray) -> np.ndarray:
@@ -211,11 +252,12 @@ def _of_largest(y: np.ndarray, largest: np.ndarray) -> np.ndarray:
 
 
 def _of_blocks(
-    change: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]], factor: float = 1.0
+    change: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
+    times: Callable[[np.ndarray, np.ndarray], Any] | None = None,
 ) -> Hypothesis:
     """Return the hypothesis of other features ``[n, H, blocks, D / blocks]`` and exponents ``[n, H, blocks]``.
 
-    The factor multiplies everything else that is stored.
+    Everything else that is stored is multiplied by ``times``.
     """
 
     def changed(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
@@ -225,15 +267,20 @@ def _of_blocks(
         value, bound = subject.expected(case)[1]
         (y, near), (exponents, apart), *rest = kind.truth(case, value[live], bound[live])
         blocks, scaled = exponents.shape[-1], kind.scaled_features(case)
-        parts = y[..., :scaled].reshape(*y.shape[:-1], blocks, -1)
-        parts, changed_exponents = change(parts, exponents)
-        shift = np.maximum(np.exp2(changed_exponents - exponents), 1)  # a larger scale rounds more
+        given = y[..., :scaled].reshape(*y.shape[:-1], blocks, -1)
+        parts, changed_exponents = change(given, exponents)
+        with np.errstate(all="ignore"):
+            larger = np.nan_to_num(abs(parts).max(-1) / abs(given).max(-1))
+        shift = np.maximum(np.maximum(np.exp2(changed_exponents - exponents), larger), 1)  # larger numbers round more
         room = near[..., :scaled].reshape(parts.shape) * shift[..., None]
+        apart = apart + 1e-5 * (changed_exponents != np.rint(changed_exponents))  # the logarithm of a rounded scale
         values = np.concatenate((parts.reshape(*y.shape[:-1], -1), y[..., scaled:]), axis=-1)
         bounds = np.concatenate((room.reshape(*y.shape[:-1], -1), near[..., scaled:]), axis=-1)
+        factor = times(given, exponents) if times else 1.0
+        wide = 1 if np.ndim(factor) == 0 else 1 + 1e-5  # the factor follows from rounded features
         return (
             np.concatenate((values, changed_exponents, *(factor * value for value, _ in rest)), axis=-1),
-            np.concatenate((bounds, apart, *(factor * error for _, error in rest)), axis=-1),
+            np.concatenate((bounds, apart, *(factor * (error + wide - 1) for _, error in rest)), axis=-1),
         )
 
     return changed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -155,5 +155,41 @@ def held(
         own = number.reshape(-1)
         same = (abs(now[own] - told[own]) <= 2 * near[own]) | (np.isnan(now[own]) & np.isnan(told[own]))
         if same.all():
+            return True
+    return False
+
+
+def held_in_blocks(subject: CacheSubject, seen: Seen, which: int, slots: Callable[[Seen], torch.Tensor]) -> bool:
+    """Return whether the features (``which`` is 1) or the scales (2) of the tokens are right in other slots.
+
+    All other bytes are as they were, or in the slots of the tokens. Of two tokens with one slot, the first or the last
+    is written there.
+    """
+    case, kind, memory = seen.case, subject.convention, seen.written.memory
+    assert isinstance(kind, BlockScales), "other operators have one row for each token"
+    size, total = case.places[0].shape[1], case.places[0].shape[0] * case.places[0].shape[1]
+    own = torch.full((case.tokens,), -1)
+    own[: len(case.slots)] = case.slots.cpu()
+    names = torch.where(own >= 0, slots(seen).cpu(), -1)
+    if (names >= total).any() or not torch.equal(names >= 0, own >= 0):
+        return False
+    value, bound = subject.expected(case)[K]
+    named = torch.zeros(len(memory), dtype=torch.bool)
+    for number, at in ((which, names), (3 - which, own)):
+        at = at[at >= 0]
+        case.places[number - 1].within(named)[at // size, at % size] = True
+    if not torch.equal(memory.cpu()[~named], case.memory.cpu()[~named]):
+        return False
+    for order in (1, -1):
+        written = {int(names[t]): t for t in torch.arange(case.tokens)[own >= 0].tolist()[::order]}
+        tokens = sorted(written.values())
+        moved, place = memory.clone(), case.places[which - 1]
+        ours, theirs = own[tokens], names[tokens]
+        place.within(moved)[ours // size, ours % size] = place.within(memory)[theirs // size, theirs % size]
+        kept = torch.full((case.tokens,), -1, device=case.slots.device)
+        kept[tokens] = own[tokens].to(kept)
+        read = kind.read(replace(case, slots=kept), moved)
+        parts = zip(read, kind.truth(case, value[tokens], bound[tokens]), strict=True)
+        if not any(off(y, told).any() for y, told in parts):
             return True
     return False

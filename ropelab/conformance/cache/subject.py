@@ -38,8 +38,9 @@ from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
 
 BLOCK_SIZE = 16
 """The slots of a block in most cases, as by default in vLLM and FlashInfer."""
-SCALES = (0.75, 0.375, 0.1875)
-"""The scales of 8-bit floats in most cases: all differ, and no value of most cases is beyond the largest number."""
+SCALES = (0.75, 0.40625, 0.15625)
+"""The scales of 8-bit floats in most cases: none is another times a power of two, and no value of most cases is beyond
+the largest number."""
 
 Bounded = tuple[np.ndarray, np.ndarray]
 

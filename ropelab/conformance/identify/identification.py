@@ -22,6 +22,7 @@ from ropelab.conformance.identify.read_off import read_off
 from ropelab.conformance.identify.repair import Repair, repaired
 from ropelab.conformance.identify.scopes import scopes
 from ropelab.conformance.identify.search import search
+from ropelab.conformance.identify.shared import shared
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.words import unequal
 
@@ -125,6 +126,13 @@ def identify(
         right = others.right or (() if others.deviations else ("q", "k"))
         every = (*others.deviations, deviation)
         return Identification(every, True, example=others.example or example, right=right)
+    if subject.convention.shared and not subject.convention.part:
+        parts, example = shared(subject, sizes)
+        if parts:
+            others = identify(alone(subject, subject.convention.shared), sizes, seconds)
+            if others.proven or others.silent:
+                return Identification((*others.deviations, *parts), True, example=others.example or example)
+            return replace(others, facts=(*map(str, parts), *others.facts))
     deadline = time.thread_time() + seconds
     best: tuple[Deviation, ...] = ()
     left: list = []

@@ -19,7 +19,7 @@ Source = tuple[str, np.ndarray, np.ndarray]
 
 def plain(
     y: np.ndarray, wrong: np.ndarray, sources: Sequence[Source], given: Mapping[str, np.ndarray],
-    nouns: Sequence[str], rotary_dim: int,
+    nouns: Sequence[str], rotary_dim: int, labels: np.ndarray | None = None,
 ) -> Iterator[str]:  # fmt: skip
     """Yield predicates of a wrong result, each of which reproduces all of its wrong numbers.
 
@@ -30,6 +30,7 @@ def plain(
         given: numbers in words that the result may have unchanged, of the shape of ``y``.
         nouns: the names of the axes.
         rotary_dim: the number of features that rotate.
+        labels: the numbers that places of the first axis are told by; by default their own.
     """
     if not wrong.any():
         return
@@ -38,14 +39,14 @@ def plain(
     constants |= {f"is {words}, unchanged,": y == same for words, same in given.items() if same.shape == y.shape}
     for words, hit in constants.items():
         if hit[wrong].all():
-            yield f"{words} {_where(wrong, hit, nouns)}".rstrip(" ,")
+            yield f"{words} {_where(wrong, hit, nouns, labels)}".rstrip(" ,")
     sure = wrong & (abs(right) > 0.1)
     several = sure.sum() >= FEW  # a single number is always some multiple
     ratio = float(np.median((y[sure] / right[sure]).astype(np.float64))) if several else 0.0
     factor = simple(ratio) if np.isfinite(ratio) else 0.0
     near = abs(y - factor * right) <= (1 + abs(factor)) * bound
     if factor not in (0, 1) and near[wrong].all():
-        yield f"is {factor:g} times the right result {_where(wrong, near, nouns)}".rstrip()
+        yield f"is {factor:g} times the right result {_where(wrong, near, nouns, labels)}".rstrip()
     yield from _copied(y, wrong, sources, nouns)
     order = feature_order(y, right, bound)
     if order is not None and order != list(range(len(order))):
@@ -113,21 +114,21 @@ def listed(numbers: np.ndarray) -> str:
     return ", ".join(said[:9]) + (", ..." if len(said) > 9 else "")
 
 
-def _where(wrong: np.ndarray, hit: np.ndarray, nouns: Sequence[str]) -> str:
+def _where(wrong: np.ndarray, hit: np.ndarray, nouns: Sequence[str], labels: np.ndarray | None = None) -> str:
     """Return parts that contain all wrong numbers, such that the statement holds for every number of each part.
 
     Args:
         wrong: which numbers are wrong.
         hit: the numbers for which the statement holds.
-        nouns: the names of the axes.
+        nouns, labels: as for `plain`.
     """
     parts = list(islice(_parts(wrong, hit, tuple(range(wrong.ndim))), FEW + 1))
     if len(parts) > FEW:
         every = [np.flatnonzero(wrong.any(axis=tuple(i for i in range(wrong.ndim) if i != axis)))
                  for axis in range(wrong.ndim)]  # fmt: skip
-        within = _said(every, wrong.shape, nouns)
+        within = _said(every, wrong.shape, nouns, labels)
         return f"in {wrong.sum()} numbers{f', all of them {within}' if within else ''}"
-    return " and ".join(_said(part, wrong.shape, nouns) for part in parts)
+    return " and ".join(_said(part, wrong.shape, nouns, labels) for part in parts)
 
 
 def _parts(wrong: np.ndarray, hit: np.ndarray, axes: tuple[int, ...]) -> Iterator[list[np.ndarray]]:
@@ -152,9 +153,12 @@ def _parts(wrong: np.ndarray, hit: np.ndarray, axes: tuple[int, ...]) -> Iterato
     yield from ([np.array([i]) for i in at] for at in np.argwhere(wrong))
 
 
-def _said(part: list[np.ndarray], shape: tuple[int, ...], nouns: Sequence[str]) -> str:
-    found = [
-        f"{noun}{'s' * (len(numbers) > 1)} {listed(numbers)}"
-        for noun, numbers, size in zip(nouns, part, shape, strict=True) if len(numbers) < size
-    ]  # fmt: skip
+def _said(
+    part: list[np.ndarray], shape: tuple[int, ...], nouns: Sequence[str], labels: np.ndarray | None = None
+) -> str:
+    found = []
+    for axis, (noun, numbers, size) in enumerate(zip(nouns, part, shape, strict=True)):
+        if len(numbers) < size:
+            told = numbers if axis or labels is None else np.sort(labels[numbers])
+            found.append(f"{noun}{'s' * (len(numbers) > 1)} {listed(told)}")
     return f"in {' of '.join(reversed(found))}" if found else ""

@@ -11,6 +11,7 @@ from torch.autograd import backward, grad
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Broken, NotApplicable, Noted
 from ropelab.conformance.law import AXES, Comparison, against, law, names
+from ropelab.conformance.laws.robustness import three_heads
 from ropelab.conformance.tensors import copied
 
 ADJOINT = r"\langle R x, g \rangle = \langle x, R^\top g \rangle"
@@ -23,6 +24,15 @@ def adjoint(subject, sizes):
         other = subject.draw(sizes, **where)
         if subject.can(other):
             yield from _adjoint(subject, subject.cotangents(other))
+    odd = three_heads(sizes)
+    try:
+        comparisons = list(_adjoint(subject, subject.cotangents(subject.draw(odd))))
+    except (Broken, NotApplicable):
+        raise
+    except Exception as refusal:  # a function may know certain heads only
+        yield f"refuses {odd} ({type(refusal).__name__})"
+        return
+    yield from comparisons
 
 
 @law("The gradient is right for the cotangent of a sum: one number, expanded with strides of 0.", ADJOINT)

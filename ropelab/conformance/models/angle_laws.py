@@ -24,7 +24,7 @@ from ropelab.conformance.configuration.verify_config import Measure
 from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.identify.angles import CLOSE, rows, waves
 from ropelab.conformance.identify.plain import listed
-from ropelab.conformance.models.layers import recorded
+from ropelab.conformance.models.layers import layers_of, recorded
 from ropelab.conformance.models.trace import Traced, Turn, rotations
 from ropelab.layout.pairing import pairs
 
@@ -98,7 +98,7 @@ def excess(call: Callable[[], Any], at: torch.Tensor, config: Any, model: torch.
         traced = rotations(call, lambda: recorder.layer)
     each, rest = divmod(sum(one.calls for one in traced), len(layers))
     measured = []
-    for function, turn in ((one, turn) for one in traced for turn in one.turns):
+    for function, turn in ((one, part) for one in traced for whole in one.turns for part in whole.parts()):
         if turn.layer is not None and len(types) > turn.layer and types[turn.layer] in stated:
             kinds = [types[turn.layer]]
         else:  # calls belong to the layers in turn; if no number of calls fits all layers, a call may belong to any
@@ -109,7 +109,14 @@ def excess(call: Callable[[], Any], at: torch.Tensor, config: Any, model: torch.
     if not measured:
         raise NotApplicable("no function rotates tensors with the axes sequences, tokens and heads")
     beyond = next((outcome for outcome in measured if outcome.share > 1), None)
-    return beyond or max(measured, key=lambda outcome: outcome.share)
+    turning = {turn.layer for one in traced for turn in one.turns}
+    still = [] if None in turning else [n for n in range(len(layers_of(model))) if n not in turning]
+    told = (
+        f"layer{'s' * (len(still) > 1)} {listed(np.array(still))} turn{'s' * (len(still) == 1)} nothing"
+        if still
+        else ""
+    )
+    return beyond or replace(max(measured, key=lambda outcome: outcome.share), where=told)
 
 
 def decoded(call: Callable[[], Any], place: int, config: Any, model: torch.nn.Module) -> str:
@@ -199,7 +206,7 @@ def _compared(traced: Traced, turn: Turn, rope: Rope, at: torch.Tensor, config: 
         return best
     sequence, _, head = map(int, np.argwhere(wrong)[0])
     site = (sequence, slice(None), head)
-    keys = _shown(cosine, sense * sine, wrong, at, rope)
+    keys = _shown(cosine, sense * sine, wrong, at, rope) or _rounded(cosine, sense * sine, wrong, at, rope)
     if not keys and rope.axes is None:
         keys = _keys(cosine[site], sense * sine[site], at[sequence], config, kind, rope)
     hit_tokens, hit_heads = (sorted(set(np.argwhere(wrong)[:, axis].tolist())) for axis in (1, 2))
@@ -251,6 +258,35 @@ def _shown(cosine: np.ndarray, sine: np.ndarray, wrong: np.ndarray, at: torch.Te
             f"{next(others, '')}")  # fmt: skip
 
 
+def _rounded(cosine: np.ndarray, sine: np.ndarray, wrong: np.ndarray, at: torch.Tensor, rope: Rope) -> str:
+    """Return what of the wrong heads' cosines and sines ``[B, S, H, pairs]`` is in 16 bits; empty if nothing is."""
+    if at.ndim != 2:
+        return ""
+    exactly, position = rope.inverse_frequencies.float(), at[..., None].float()
+    for dtype in (torch.float16, torch.bfloat16):
+
+        def low(x: torch.Tensor, dtype=dtype) -> torch.Tensor:
+            return x.to(dtype).float()
+
+        angles = {
+            "angles are rounded to": low(position * exactly),
+            "angles are products, in {}, of positions and frequencies in": low(low(position) * low(exactly)),
+            "frequencies are rounded to": position * low(exactly),
+            "positions are rounded to": low(position) * exactly,
+            "cosines and sines are rounded to": position * exactly,
+        }
+        for words, angle in angles.items():
+            cos, sin = angle.double().cos(), angle.double().sin()
+            tables = (low(cos), low(sin)) if words.startswith("cosines") else (cos, sin)
+            near = 4 * FLOAT32_UNIT * (1 + abs(angle.double().numpy()))[:, :, None]
+            pairs_of = zip((cosine, sine), tables, strict=True)
+            apart = (abs(x / rope.attention_factor - t.numpy()[:, :, None]) for x, t in pairs_of)
+            if all((a <= near)[wrong].all() for a in apart):
+                name = str(dtype).removeprefix("torch.")
+                return f"{words.format(name)} {name}"
+    return ""
+
+
 def _rule(meant: np.ndarray, found: np.ndarray, head: np.ndarray) -> str:
     """Return by which rule positions ``meant [N]`` became ``found [N]`` in heads ``head [N]``; empty if by none."""
     last, apart = int(found.max()), found - meant
@@ -260,6 +296,9 @@ def _rule(meant: np.ndarray, found: np.ndarray, head: np.ndarray) -> str:
         return "head h turns by the position plus h"
     if (apart == apart[0]).all():
         return f"turns by the position {apart[0]:+d}"
+    for dtype in (torch.bfloat16, torch.float16):
+        if (found == torch.from_numpy(meant).to(dtype).long().numpy()).all():
+            return f"positions are rounded to {str(dtype).removeprefix('torch.')}"
     wrap = int(np.gcd.reduce(apart))
     moduli = [m for m in range(last + 1, wrap + 1) if wrap % m == 0 and (found == meant % m).all()]
     return f"turns by positions modulo {moduli[0]}" if moduli and (found >= 0).all() else ""

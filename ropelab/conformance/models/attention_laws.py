@@ -91,13 +91,13 @@ def _held(name: str, law: Callable[[TinyModel, Noise], tuple], tiny: TinyModel, 
     statement = law.__doc__ or ""
     if design := DELIBERATE.get((tiny.architecture, name)):
         return ModelResult(name, statement, "not applicable", message=f"by design: {design}")
-    where = ""
     try:
         with recorded(tiny.model) as recorder:
             found = law(tiny, noise)
         holds, difference, allowed = found[:3]
+        where = found[3] if len(found) > 3 else ""
         if not holds:
-            where = found[3] if len(found) > 3 else first_difference(recorder.runs, noise.allowed)
+            where = where or first_difference(recorder.runs, noise.allowed)
             where = "; ".join(filter(None, (where, _shown(name, tiny))))
     except NotOffered as reason:
         return ModelResult(name, statement, "not applicable", message=str(reason))
@@ -244,7 +244,7 @@ LAWS: dict[str, Callable[[TinyModel, Noise], tuple]] = {
 }  # fmt: skip
 """Name -> law. A law returns whether it holds, the difference that it found, and the difference that is allowed.
 
-The law about angles also returns where it does not hold, in words."""
+The law about angles also returns in words where it does not hold, or which layers do not rotate."""
 
 
 def _text_config(tiny: TinyModel) -> Any:

@@ -12,9 +12,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ropelab.conformance.identify.plain import listed
 from ropelab.conformance.models.attention_laws import SHIFT, ModelResult, Noise, NotOffered, apart, gap, outputs
 from ropelab.conformance.models.factory import TinyModel
 from ropelab.conformance.models.layers import Recorder, recorded
@@ -110,14 +112,26 @@ def _held(tiny: TinyModel) -> tuple[bool, float, float, str]:
 
 def _turning_apart(tiny: TinyModel, own: TinyModel) -> str:
     found, meant = turning(tiny), turning(own)
+    apart: dict[str, dict[int, list[str]]] = {}  # what is apart, in words -> the tensors of each layer
     for (layer, name), right in meant.items():
-        one = found.get((layer, name), right)
+        one, said = found.get((layer, name), right), ""
         if one.features != right.features:
             features = f"features {one}" if one.features else "no features"
-            return f"layer {layer}, {name}: {features} turn, in place of {right}"
-        if one.layout != right.layout and one.layout and right.layout:
-            return f"layer {layer}, {name}: features are paired as {one.layout} in place of {right.layout}"
-    return ""
+            said = f"{features} turn, in place of {right}"
+        elif one.layout != right.layout and one.layout and right.layout:
+            said = f"features are paired as {one.layout} in place of {right.layout}"
+        if said:
+            apart.setdefault(said, {}).setdefault(layer, []).append(name)
+    return "; ".join(f"{_sites(layers)}: {said}" for said, layers in apart.items())
+
+
+def _sites(layers: dict[int, list[str]]) -> str:
+    """Return layers and their tensors in words."""
+    alike: dict[str, list[int]] = {}
+    for layer, names in layers.items():
+        alike.setdefault(" and ".join(names), []).append(layer)
+    numbered = ((names, listed(np.array(some)), len(some) > 1) for names, some in alike.items())
+    return ", ".join(f"layer{'s' * several} {numbers}, {names}" for names, numbers, several in numbered)
 
 
 def _pairs_apart(tiny: TinyModel, own: TinyModel, allowed: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ ORDERS = {(4, 1): "bshd", (4, 2): "bhsd", (4, 0): "sbhd", (3, 0): "shd", (3, 1):
 Path = tuple[Any, ...]
 """The name of a parameter, and the number of a member if its value is a tuple or list."""
 Map = Callable[[torch.Tensor], torch.Tensor]
+Table = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Make = Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
 """Makes an argument from positions ``[b, s]`` and frequencies ``[R/2]`` for inputs of a dtype."""
 
@@ -154,6 +156,8 @@ def understood(traced: Traced) -> Replay:
     turns = tuple(turn for turn in traced.turns if turn.call == traced.turns[0].call)
     if traced.replayed is None:
         raise NotUnderstood("it cannot be called apart from the model")
+    if turns[0].before.ndim == 5:
+        return _of_five_axes(traced, turns)
     cosine, sine = turned(turns[0], traced.rotary_dim)
     order = _order(cosine, sine)
     cos, sin = (_permuted(t, order, _first(order)).nanmean(-2) for t in (cosine, sine))
@@ -166,7 +170,7 @@ def understood(traced: Traced) -> Replay:
     for path, value in _tensors(traced.given):
         if path in rotated:
             continue
-        found = _role(value, cos, sin, traced.factor)
+        found = _role(value, cos, sin, traced.factor, traced.head_dim)
         if found is None and _passes(traced, value, turns[0]):
             passed[path] = value
             continue
@@ -185,6 +189,58 @@ def understood(traced: Traced) -> Replay:
     chosen = _frequencies(theta.abs(), traced.stated) if own else inverse_frequencies(2 * pairs)
     words = ", ".join(said) or "no positions"
     return Replay(traced, turns, order, made, shared, chosen, backwards, words, passed)
+
+
+def _of_five_axes(traced: Traced, turns: tuple[Turn, ...]) -> Replay:
+    """Return the replay of a rotation of q and k in one tensor, whose heads then count both.
+
+    The axis that counts the tensors is the first for which the function takes three sequences with positions of their
+    own.
+
+    Raises:
+        NotUnderstood: there is no such axis, or the arguments say nothing.
+    """
+    reason = NotUnderstood("its angles do not belong to one axis of tokens")
+    for order in permutations(range(4)):  # tensors, sequences, tokens, heads
+        folded = _folded(traced, turns, order)
+        try:
+            found = understood(folded)
+            if found.order == "bshd":
+                x = torch.randn(3, 4, folded.turns[0].before.shape[2], traced.rotary_dim)
+                found(0, x, torch.arange(4) + torch.arange(3)[:, None])
+                return found
+        except NotUnderstood as other:
+            reason = other
+        except Exception:  # the function does not take such tensors
+            continue
+    raise reason
+
+
+def _folded(traced: Traced, turns: tuple[Turn, ...], order: tuple[int, ...]) -> Traced:
+    """Return a rotation of tensors ``[B, S, tensors * H, D]`` that calls the function with five axes."""
+    tensors, batch, tokens, heads = order
+    axes = batch, tokens, tensors, heads, 4
+    back = [axes.index(axis) for axis in range(5)]
+    count = turns[0].before.shape[tensors]
+
+    def fold(x: Any) -> Any:
+        return x.permute(axes).flatten(2, 3) if isinstance(x, torch.Tensor) and x.ndim == 5 else x
+
+    def again(given: dict[str, Any]) -> Any:
+        wide, short = dict(given), 0
+        for name in {_path(turn.name)[0] for turn in turns}:
+            x = given[name]
+            short = -x.shape[2] % count
+            x = torch.nn.functional.pad(x, (0, 0, 0, short))
+            wide[name] = x.unflatten(2, (count, -1)).permute(back)
+        assert traced.replayed is not None, "it can be called apart from the model"
+        returned = traced.replayed(wide)
+        results = [fold(y) for y in (returned if isinstance(returned, (tuple, list)) else (returned,))]
+        return [y[:, :, : y.shape[2] - short] if isinstance(y, torch.Tensor) and y.ndim == 4 else y for y in results]
+
+    parts = tuple(replace(turn, before=fold(turn.before), after=fold(turn.after)) for turn in turns)
+    given = {name: fold(value) for name, value in traced.given.items()}
+    return replace(traced, turns=parts, given=given, replayed=again)
 
 
 def _passes(traced: Traced, value: torch.Tensor, turn: Turn) -> bool:
@@ -218,13 +274,16 @@ def _order(cosine: torch.Tensor, sine: torch.Tensor) -> str:
     return found
 
 
-def _role(value: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, factor: float) -> tuple[str, Make, bool] | None:
+def _role(
+    value: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, factor: float, head_dim: int
+) -> tuple[str, Make, bool] | None:
     """The role of an argument, how to make it, and whether it is one for all sequences; None for anything else.
 
     Args:
         value: the argument.
         cos, sin: the measured cosines and sines ``[B, S, pairs]``, with the factor.
         factor: the factor.
+        head_dim: the number of all features of a head.
     """
     batch, tokens, count = cos.shape
     plain = not value.is_floating_point() and not value.is_complex()
@@ -261,21 +320,22 @@ def _role(value: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, factor: flo
             if value.shape[-1] == count and near(torch.complex(cos, sense * sin)):
                 return role, maker(lambda a: torch.polar(torch.ones_like(a), a), torch.complex64), shared
         return None
-    if value.shape[-1] == 2 * count and near(torch.cat((cos, sin), -1)):
-        return "cosines and sines", maker(lambda a: torch.cat((a.cos(), a.sin()), -1)), shared
-    if value.shape[-1] == 2 * count and near(torch.cat((sin, cos), -1)):
-        return "sines and cosines", maker(lambda a: torch.cat((a.sin(), a.cos()), -1)), shared
     columns: list[Map] = [lambda t: t, *(partial(_twice, layout=layout) for layout in LAYOUTS)]
+    for role, rest, of in _tables(columns):
+        width = of(cos, sin).shape[-1]
+        more = value.shape[-1] - width
+        if more and (more < 0 or value.shape[-1] != head_dim):
+            continue
+        for ends in {(0, more), (more, 0)}:  # features that pass have cosine 1 and sine 0
+
+            def whole(angles: torch.Tensor, of=of, ends=ends, rest=rest) -> torch.Tensor:
+                return torch.nn.functional.pad(of(angles.cos(), angles.sin()), ends, value=rest)
+
+            if near(torch.nn.functional.pad(of(cos, sin), ends, value=rest)):
+                return role, maker(whole), shared
     for spread in columns:
         if spread(cos).shape[-1] != value.shape[-1]:
             continue
-        for role, table, function in (
-            ("cosines", cos, torch.cos),
-            ("sines", sin, torch.sin),
-            ("minus sines", -sin, torch.sin),
-        ):
-            if near(spread(table)):
-                return role, maker(partial(_both, spread, function)), shared
         turn = kept[None] if shared else kept
         if all(
             ((function(turn) - spread(table) / factor).abs() < NEAR).all()
@@ -289,8 +349,28 @@ def _twice(table: torch.Tensor, layout: str) -> torch.Tensor:
     return join(table, table, layout)
 
 
-def _both(spread: Map, function: Map, angles: torch.Tensor) -> torch.Tensor:
-    return spread(function(angles))
+def _tables(columns: list[Map]) -> Iterator[tuple[str, float, Table]]:
+    """Yield roles of tables, what they have for features that pass, and how cosines and sines make them."""
+    yield "cosines and sines", 0.0, partial(_columns, lambda c, s: (c, s))
+    yield "sines and cosines", 0.0, partial(_columns, lambda c, s: (s, c))
+    for spread in columns:
+        yield "cosines", 1.0, partial(_columns, lambda c, s: (c,), spread=spread)
+        yield "sines", 0.0, partial(_columns, lambda c, s: (s,), spread=spread)
+        yield "minus sines", 0.0, partial(_columns, lambda c, s: (-s,), spread=spread)
+    for layout in LAYOUTS:
+        yield "sines with the signs of their terms", 0.0, partial(_signed, layout=layout, sense=1)
+        yield "minus sines with the signs of their terms", 0.0, partial(_signed, layout=layout, sense=-1)
+
+
+def _columns(
+    of: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]], c: torch.Tensor, s: torch.Tensor,
+    spread: Map = lambda t: t,
+) -> torch.Tensor:  # fmt: skip
+    return spread(torch.cat(of(c, s), -1))
+
+
+def _signed(c: torch.Tensor, s: torch.Tensor, layout: str, sense: int) -> torch.Tensor:
+    return join(-sense * s, sense * s, layout)
 
 
 def _first(order: str) -> str:

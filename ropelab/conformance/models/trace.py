@@ -44,6 +44,14 @@ class Turn:
     layer: int | None = None
     first: int = 0
 
+    def parts(self) -> Iterator[Turn]:
+        """Yield the tensor, or the parts along its first axis if it has more than four: q and k in one tensor."""
+        if self.before.ndim < 5:
+            yield self
+        else:
+            for i, (x, y) in enumerate(zip(self.before, self.after, strict=True)):
+                yield replace(self, before=x, after=y, name=f"{self.name}[{i}]")
+
 
 @dataclass(frozen=True)
 class Traced:
