@@ -44,12 +44,14 @@ def qkv_rope(
 
     On the path "pass", a product of PyTorch makes y, and a pass rotates q and k in place, so a feature is rounded to
     the dtype of x twice: after the product and after the rotation. On the path "product", one kernel rotates before it
-    writes, and rounds once; large calls on an H100 or H200 take it (`ropelab.call.projection.paths`). So does the path
-    "quack", which calls with frequencies, adjacent pairs and positions that count up take where quack is installed: its
-    kernel turns v by an angle of zero, so a feature of v that is not finite makes its neighbour NaN. The product of K
-    terms and a bias is within ``2 (K + 1) u`` of its exact value, times the sum of ``|x_i w_i|`` and ``|b|``, to first
-    order in the unit roundoff u of float32. Both compute the cosines and sines of frequencies within 2^-20.
-    `ropelab.conformance.projection_bounds` derives the bound of every result and gradient.
+    writes, and rounds once. Large calls on an H100 or H200 take it (`ropelab.call.projection.paths`); calls with
+    several sequences need ``positions`` for it, or ``thd``. The path "quack" rounds once too. It takes calls with
+    frequencies, adjacent pairs and positions that count up, where quack is installed. Its kernel turns v by an angle of
+    zero, so a feature of v that is not finite makes its neighbour NaN.
+
+    The product of K terms and a bias is within ``2 (K + 1) u`` of its exact value, times the sum of ``|x_i w_i|`` and
+    ``|b|``, to first order in the unit roundoff u of float32. Both kernels compute the cosines and sines of frequencies
+    within 2^-20. `ropelab.conformance.projection_bounds` derives the bound of every result and gradient.
 
     Args:
         x: ``[B, S, K]`` (``bshd``), ``[S, B, K]`` (``sbhd``) or ``[T, K]`` (``thd``); bfloat16, float16, float32 or

@@ -1,5 +1,6 @@
 """Models of Transformers whose projections and rotation become one call, on the path of one kernel."""
 
+import types
 import warnings
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from ropelab import qkv_rope
 from ropelab.call import projection
 from ropelab.interop.huggingface import patch, projections
-from ropelab.kernels import projection_torch
+from ropelab.kernels import projection_torch, projection_triton
 
 transformers = pytest.importorskip("transformers")
 SIZES = {
@@ -80,6 +81,31 @@ def assert_as_near(found, own, right):
         for made in (found[1], own[1])
     ]
     assert errors[0].norm() <= 1.5 * errors[1].norm()
+
+
+@pytest.mark.parametrize("positions", [None, torch.arange(7) + torch.tensor([[3], [0]])], ids=["counted", "given"])
+def test_one_kernel_serves_a_batch(monkeypatch, positions):
+    """Sequences that share the rows of the tables, and sequences with positions of their own."""
+    served = []
+
+    def project(tensors, *arguments, **options):
+        served.append(tensors.x.shape[:2])
+        return projection_torch.project(tensors, *arguments, **options)
+
+    for module in projection, projections:
+        monkeypatch.setattr(module, "paths", lambda work: ("product", "pass"))
+    monkeypatch.setattr(projections, "uses_triton", lambda x: True)
+    monkeypatch.setattr(projection_triton, "_DTYPES", (torch.bfloat16,))
+    monkeypatch.setattr(projection_triton, "_multiprocessors", lambda device: 132)
+    kernels = types.SimpleNamespace(serves=projection_triton.serves, project=project)
+    monkeypatch.setattr(projection, "backend", lambda operation, x: kernels)
+    model, exact = build(head_dim=64), build(head_dim=64, dtype=torch.float64)
+    exact.load_state_dict(model.state_dict())
+    right, own = (step(m, position_ids=positions) for m in (exact, model))
+    with patch(model, projection=True):
+        found = step(model, position_ids=positions)
+    assert served == [(1, TOKENS.numel())] * 2
+    assert_as_near(found, own, right)
 
 
 def test_a_small_product_keeps_the_layers_own_projections(torch_backend):

@@ -19,7 +19,6 @@ import torch
 
 from ropelab.bench import gpu_memory, timing
 from ropelab.bench.compare import progress
-from ropelab.bench.launches import kernel_names
 from ropelab.bench.model_steps import (
     ARCHITECTURES,
     NONE,
@@ -38,7 +37,7 @@ from ropelab.bench.study import GIB
 
 LOSS = "loss"
 _TIME = {"quantity": "time", "unit": "ms"}
-ROUNDS, LOSSES, LEARNING_RATE = 10, 100, 1e-4
+ROUNDS, PROFILES, LOSSES, LEARNING_RATE = 10, 5, 100, 1e-4
 _LEAST_MS = 50.0
 """A way is called in a round until its calls have taken this time together."""
 
@@ -53,8 +52,9 @@ def whole_models(*, smoke: bool = False, device: torch.device | str = "cuda") ->
 
     Returns:
         A row for each value. Columns: model, mode (``"eager"`` or ``"compiled"``), way, step, quantity (``"time"``,
-        ``"launches"``, ``"peak memory"`` or ``"loss"``), place (the number of the round of a time, or of the training
-        step of a loss, else 0), value, unit, status (``"ok"``, or why there is no value).
+        ``"kernel time"``, ``"launches"``, ``"peak memory"`` or ``"loss"``), place (the number of the round of a time,
+        of the profile of a kernel time, or of the training step of a loss, else 0), value, unit, status (``"ok"``, or
+        why there is no value).
     """
     columns = ["model", "mode", "way", "step", "quantity", "place", "value", "unit", "status"]
     if timing.is_stopped():  # there is nothing to compile ahead: every step is called before it is timed
@@ -104,7 +104,7 @@ def _rows(number: int, device: torch.device | str, smoke: bool) -> list[dict[str
 
 
 def _eager(model: torch.nn.Module, smoke: bool) -> Iterator[dict[str, Any]]:
-    """Time, launches and peak memory of each eager step, in each way."""
+    """Times, launches and peak memory of each eager step, in each way."""
     works: set[tuple[str, str]] = set()
     for way in WAYS:
         row = {"mode": "eager", "way": way, "place": 0, "status": "ok"}
@@ -150,7 +150,7 @@ def _in_rounds(
 
 
 def _compiled(model: torch.nn.Module) -> Iterator[dict[str, Any]]:
-    """Time, launches and peak memory of each compiled step, in some of the ways."""
+    """Times, launches and peak memory of each compiled step, in some of the ways."""
     for way in _ways_compiled(model):
         with in_way(way, model):
             torch._dynamo.reset()
@@ -167,14 +167,30 @@ def _compiled(model: torch.nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def _resources(model: torch.nn.Module, call: Call, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The peak memory of a call, and the kernels that it launches, on a GPU. The first call compiles and allocates."""
+    """The peak memory of a call, its launches and the time of its kernels, on a GPU.
+
+    The first call compiles and allocates. The kernels of a call follow each other, so the time of a step beyond the sum
+    of theirs is waiting for the host.
+    """
     call()
     if model.device.type != "cuda":
         return
     gpu_memory.forget_peak()
     call()
     yield {**row, "quantity": "peak memory", "value": torch.cuda.max_memory_allocated() / GIB, "unit": "GiB"}
-    yield {**row, "quantity": "launches", "value": len(kernel_names(call)), "unit": "kernels"}
+    profiles = [_kernels_ms(call) for _ in range(PROFILES)]
+    yield {**row, "quantity": "launches", "value": len(profiles[0]), "unit": "kernels"}
+    for place, each in enumerate(profiles):
+        yield {**row, "quantity": "kernel time", "place": place, "value": sum(each), "unit": "ms"}
+
+
+def _kernels_ms(call: Call) -> list[float]:
+    """The milliseconds of each kernel, copy and fill that one call runs on the GPU."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    on_gpu = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return [event.time_range.elapsed_us() / 1e3 for event in on_gpu]
 
 
 def _ways_compiled(model: torch.nn.Module) -> tuple[str, ...]:

@@ -3,11 +3,14 @@
 `ropelab.interop.over_kernel` finds the kind of a function by calling the function.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from ropelab.arguments import DTYPES
 from ropelab.interop.broadcast import norm_and_rotate_in_one_launch, rotate_in_one_launch
+from ropelab.rope import apply_rope
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,26 @@ class Kind:
         return cos.shape[-1] * (2 if self.columns == "pair" else 1)
 
     def rotate(self, xs: list[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> list[torch.Tensor] | None:
-        """`ropelab.interop.broadcast.rotate_in_one_launch` with the tables of this kind."""
+        """`ropelab.interop.broadcast.rotate_in_one_launch` with the tables of this kind.
+
+        Most models pass tensors and tables in a format of `apply_rope`. That call names the axes at once, because
+        finding them takes the host longer than the launch.
+        """
+        rotary_dim, features = self.rotary_dim(cos), xs[0].shape[-1]
         cos, sin = self._read(cos, sin)
-        return rotate_in_one_launch(
-            xs, cos, sin, layout=self.layout, out_layout=self.out_layout, per_pair=self._per_pair,
-            inverse=self.inverse, trailing=self.trailing,
+        seq_format = _format_of(xs, cos, sin)
+        if seq_format is None or not 0 < rotary_dim <= features or rotary_dim % 2:
+            return rotate_in_one_launch(
+                xs, cos, sin, layout=self.layout, out_layout=self.out_layout, per_pair=self._per_pair,
+                inverse=self.inverse, trailing=self.trailing,
+            )  # fmt: skip
+        ends = (features - rotary_dim, features) if self.trailing else None if self._per_pair else (0, rotary_dim)
+        heads = seq_format.index("h")
+        ys = apply_rope(
+            *xs, cos=_rows(cos, heads), sin=_rows(sin, heads), layout=self.layout, out_layout=self.out_layout,
+            seq_format=seq_format, rotary_slice=ends, inverse=self.inverse,
         )  # fmt: skip
+        return [ys] if isinstance(ys, torch.Tensor) else list(ys)
 
     def norm_and_rotate(
         self, xs: list[torch.Tensor], weights: list[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor, eps: float
@@ -66,6 +83,32 @@ class Kind:
             return cos, sin
         half = cos.shape[-1] // 2
         return cos[..., :half], sin[..., :half]
+
+
+def _format_of(xs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> str | None:
+    """``"bhsd"`` or ``"bshd"`` where tables ``[B or 1, 1, S, W]`` or ``[B or 1, S, 1, W]`` serve all tensors, or None.
+
+    A table of one token serves in either format, and the results are the same.
+    """
+    x, table = xs[0], cos.shape
+    same = cos.dtype == sin.dtype and cos.dtype in DTYPES and x.dtype in DTYPES and cos.device == sin.device
+    if not same or len(table) != 4 or table != sin.shape or any(y.ndim != 4 for y in xs):
+        return None
+    seq_format, seq = ("bhsd", 2) if table[1] == 1 and table[2] == x.shape[2] else ("bshd", 1)
+    if table[3 - seq] != 1 or table[0] not in (1, x.shape[0]):
+        return None
+    for y in xs:
+        if y.shape[0] != x.shape[0] or y.shape[seq] != table[seq] or y.shape[3] != x.shape[3]:
+            return None
+        if y.dtype != x.dtype or y.device != cos.device:
+            return None
+    return seq_format
+
+
+def _rows(table: torch.Tensor, heads: int) -> torch.Tensor:
+    """The table without the axis of the heads, and without an axis of one batch: ``[B, S, W]`` or ``[S, W]``."""
+    rows = table.select(heads, 0)
+    return rows if len(rows) != 1 else rows[0]
 
 
 KINDS = (

@@ -54,7 +54,9 @@ class Understood(NamedTuple):
             return None
         found: dict[str, torch.Tensor] = {}
         for turn in turns:
-            xs = [promoted(arguments[x], turn.cos) if self.promotes else arguments[x] for x in turn.names]
+            xs = [arguments[name] for name in turn.names]
+            if self.promotes:
+                xs = [x if x.dtype == turn.cos.dtype else promoted(x, turn.cos) for x in xs]
             ys = self.kind.rotate(xs, turn.cos, turn.sin)
             if ys is None:
                 return None

@@ -88,7 +88,8 @@ def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation
     said: set[str] = set()
 
     def forward(self, *args, **kwargs):
-        given = signature.bind(self, *args, **kwargs).arguments
+        named = "hidden_states" in kwargs and "position_embeddings" in kwargs  # else the host has to find the names
+        given = kwargs if named else signature.bind(self, *args, **kwargs).arguments
         hidden, tables = given["hidden_states"], given["position_embeddings"]
         outputs = sum(len(getattr(self, name).weight) for name in NAMES)
         work = Work(hidden.shape[:-1].numel(), hidden.shape[-1], outputs)
@@ -108,14 +109,19 @@ def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation
 
 
 def _heads(layer, hidden, tables, kind: Kind) -> tuple[torch.Tensor, ...]:
-    """q, k and v ``[B, S, heads, D]``."""
+    """q, k and v ``[B, S, heads, D]``, from one call for the tokens of all sequences, as the kernel takes them."""
     rotary_dim = kind.rotary_dim(tables[0])
     cos, sin = (of_pairs(table, kind, rotary_dim) for table in tables)
+    batch, tokens = hidden.shape[:2]
+    counted = cos.ndim == 2 and batch > 1  # one row for each token of a sequence, and several sequences
+    positions = torch.arange(tokens, device=hidden.device).repeat(batch) if counted else None
     weight, *bias = (_Joined.apply(*parts) for parts in _parts(layer))
-    return qkv_rope(
-        hidden, weight, *bias, cos=cos, sin=sin, layout=kind.layout, rotary_slice=(0, rotary_dim),
+    heads = qkv_rope(
+        hidden.flatten(0, 1), weight, *bias, cos=cos.flatten(0, -2), sin=sin.flatten(0, -2), positions=positions,
+        layout=kind.layout, rotary_slice=(0, rotary_dim), seq_format="thd",
         q_heads=len(layer.q_proj.weight) // layer.head_dim, k_heads=len(layer.k_proj.weight) // layer.head_dim,
     )  # fmt: skip
+    return tuple(y.unflatten(0, (batch, tokens)) for y in heads)
 
 
 def _parts(layer) -> list[list[torch.Tensor]]:
