@@ -19,8 +19,12 @@ STUDY = "whole_models"
 """The name of the record."""
 _CELL = ["model", "mode", "step"]
 _APART = {True: "apart", False: "overlapping"}
+KERNEL_TIME = "kernel time"
+"""The quantity of the sum of the times of a step's kernels."""
 WORTHLESS = 0.01
 """The least saved share of a step's time. Below it the notebook says that ropelab does not help the step."""
+MOST_WAITING = 0.5
+"""A step in which the GPU waits for the host for a larger part measures the host."""
 
 
 def values(frame: pd.DataFrame, quantity: str = "time") -> pd.DataFrame:
@@ -30,9 +34,9 @@ def values(frame: pd.DataFrame, quantity: str = "time") -> pd.DataFrame:
     return table[[way for way in WAYS if way in table]]
 
 
-def savings(frame: pd.DataFrame) -> pd.DataFrame:
+def savings(frame: pd.DataFrame, quantity: str = "time") -> pd.DataFrame:
     """The share of the time of Transformers that each other way saves."""
-    times = values(frame)
+    times = values(frame, quantity)
     return 1 - times.drop(columns=PLAIN).div(times[PLAIN], axis=0)
 
 
@@ -47,19 +51,21 @@ def rounds(frame: pd.DataFrame) -> pd.DataFrame:
     return share.quantile([0.2, 0.5, 0.8]).unstack().set_axis(["least", "middle", "most"], axis=1).reset_index()
 
 
-def doubtful(frame: pd.DataFrame) -> pd.Series:
-    """The steps whose times tell nothing: a model that does not rotate took longer than the model with ropelab.
+def doubtful(frame: pd.DataFrame) -> pd.DataFrame:
+    """The steps whose times tell nothing of the rotation, with two shares.
 
     If the time of a step is doubtful in one model, it is doubtful in all models of the same mode.
 
     Returns:
-        For each such step, by how much longer, as a share. A difference up to `WORTHLESS` does not count.
+        ``longer``: how much longer a model that does not rotate took than the model with ropelab; a difference up to
+        `WORTHLESS` does not count. ``waits``: the part of Transformers' step in which the GPU waits for the host; up to
+        `MOST_WAITING` does not count. NaN where the record does not have it.
     """
-    times = values(frame)
-    if not {OURS, NONE} <= set(times):
-        return pd.Series(dtype=float, index=times.index[:0])
-    longer = times[NONE] / times[OURS] - 1
-    return longer[longer.groupby(level=["mode", "step"]).transform("max") > WORTHLESS]
+    times = values(frame).reindex(columns=[PLAIN, OURS, NONE])
+    alone = values(frame, KERNEL_TIME).reindex(index=times.index, columns=[PLAIN])[PLAIN]
+    shares = pd.DataFrame({"longer": times[NONE] / times[OURS] - 1, "waits": 1 - alone / times[PLAIN]})
+    most = shares.groupby(level=["mode", "step"]).transform("max")
+    return shares[(most.longer > WORTHLESS) | (most.waits > MOST_WAITING)]
 
 
 def sentences(frame: pd.DataFrame) -> list[str]:
@@ -77,17 +83,25 @@ def sentences(frame: pd.DataFrame) -> list[str]:
     idle = [", ".join(cell) for cell, share in most.items() if share < WORTHLESS]
     if idle:
         found.append(f"ropelab saves less than {WORTHLESS:.0%} of the time of these steps: {'; '.join(idle)}.")
-    for (mode, step), longer in unclear.groupby(level=["mode", "step"], sort=False):
+    for (mode, step), shares in unclear.groupby(level=["mode", "step"], sort=False):
         change = -savings(frame).drop(columns=NONE).xs((mode, step), level=("mode", "step"))
         each = ", ".join(
             f"with {way} by {value_range(change[way], '+.0%')}" for way in change.dropna(axis=1, how="all")
         )
+        reasons = []
+        if shares.waits.max() > MOST_WAITING:
+            reasons.append(f"the GPU waits for the host for {value_range(shares.waits, '.0%')} of Transformers' step")
+        if shares.longer.max() > WORTHLESS:
+            reasons.append(
+                f"a model that does not rotate took up to {shares.longer.max():.0%} longer there than with ropelab, "
+                "and cannot be slower than one that does"
+            )
         found.append(
-            f"The step {step}, {mode}, is left out of these ranges: a model that does not rotate took up to "
-            f"{longer.max():.0%} longer there than with ropelab, and cannot be slower than one that does. By the "
-            f"medians the times differ from Transformers': {each}. Such differences measure no rotation."
+            f"The step {step}, {mode}, is left out of these ranges: {'; '.join(reasons)}. By the medians the times "
+            f"differ from Transformers': {each}. Such differences measure no rotation."
         )
-    return [*filter(None, [noise_sentence(frame)]), *found, *filter(None, [modes_sentence(frame)])]
+    before, after = (noise_sentence(frame), kernels_sentence(frame)), (modes_sentence(frame),)
+    return [said for said in (*before, *found, *after) if said]
 
 
 def projection_sentence(frame: pd.DataFrame, projection: pd.DataFrame) -> str:
@@ -100,8 +114,8 @@ def projection_sentence(frame: pd.DataFrame, projection: pd.DataFrame) -> str:
     ms = columns.groupby([*_CELL, "way"], sort=False).value.quantile([0.2, 0.5, 0.8]).unstack(["way", None])
     if PROJECTION not in ms:
         return ""
-    said = []
-    for cell, row in ms.dropna().drop(doubtful(frame).index, errors="ignore").iterrows():
+    said, kept = [], ms.dropna().drop(doubtful(frame).index, errors="ignore")
+    for cell, row in kept.iterrows():
         joined, ours = row[PROJECTION], row[OURS]
         apart = joined[0.2] > ours[0.8] or ours[0.2] > joined[0.8]
         change = joined[0.5] / ours[0.5] - 1
@@ -111,11 +125,33 @@ def projection_sentence(frame: pd.DataFrame, projection: pd.DataFrame) -> str:
         )
     us = findings.times(projection.assign(gpu="")).loc[("", *findings.MODEL.values(), findings.INPUTS, BATCH * TOKENS)]
     layers = share.LLAMA.sizes["num_hidden_layers"]
-    return (
+    gain = (
         f"The steps with the projection that rotates, and with the pass: {'; '.join(said)}. In chapter 08 the kernel "
-        f"of this product saves {(us[PASS] - us[KERNEL]) * layers / 1e3:.2f} ms in {layers} layers. The record does "
-        "not tell why a step gains less than that, or becomes slower."
+        f"of this product saves {(us[PASS] - us[KERNEL]) * layers / 1e3:.2f} ms in {layers} layers."
     )
+    alone = values(frame, KERNEL_TIME).reindex(columns=[PROJECTION, OURS]).dropna()
+    beyond = values(frame)[[PROJECTION, OURS]] - alone
+    each = [
+        f"{', '.join(cell)}: {alone.at[cell, PROJECTION]:.2f} and {alone.at[cell, OURS]:.2f} ms, and beyond them "
+        f"{beyond.at[cell, PROJECTION]:.2f} and {beyond.at[cell, OURS]:.2f} ms"
+        for cell in alone.index.intersection(kept.index)
+    ]
+    if not each:
+        return f"{gain} The record does not tell why a step gains less than that, or becomes slower."
+    return f"{gain} All kernels of such a step take, {'; '.join(each)}, in which the GPU waits for the host."
+
+
+def kernels_sentence(frame: pd.DataFrame) -> str:
+    """The share of the kernels' time that the rotation saves, beside its limit; "" if not recorded."""
+    alone = values(frame, KERNEL_TIME)
+    if not {PLAIN, OURS, NONE} <= set(alone):
+        return ""
+    saved = savings(frame, KERNEL_TIME).xs("eager", level="mode").groupby(level="step", sort=False)
+    each = "; ".join(
+        f"{step}: {value_range(shares[OURS], '.1%')}, and {value_range(shares[NONE], '.1%')} without any rotation"
+        for step, shares in saved
+    )
+    return f"Of the time of all kernels of an eager step ropelab's rotation saves, {each}."
 
 
 def modes_sentence(frame: pd.DataFrame) -> str:
@@ -124,9 +160,14 @@ def modes_sentence(frame: pd.DataFrame) -> str:
     if not {"compiled", "eager"} <= set(times):
         return ""
     ratio = (times.compiled / times.eager).dropna()
+    alone, reason = values(frame, KERNEL_TIME), "The record does not tell why"
+    if not alone.empty:
+        kernels = alone[PLAIN].unstack("mode")
+        slower = value_range((kernels.compiled / kernels.eager).dropna())
+        reason = f"Their kernels alone take {slower} times as long, so the host is not the cause"
     return (
         f"Compiled, Transformers' steps take {value_range(ratio)} times as long as eager, and more than 1 in "
-        f"{(ratio > 1).sum()} of {len(ratio)}. The record does not tell why, so compare within a mode only."
+        f"{(ratio > 1).sum()} of {len(ratio)}. {reason}; compare within a mode only."
     ) * bool((ratio > 1).any())
 
 
