@@ -62,7 +62,7 @@ def roofline(
         across = pd.Series([0.7 * density.min(), ridge, 1.4 * density.max()]).sort_values()
         roof = (machine.warps_per_us / across).clip(upper=machine.bytes_per_us / 1000)
         ax.plot(across, roof, color="black", linewidth=1.4, label="roofs: copy, issue")
-        ax.set(xscale="log", yscale="log", title=machine.name)
+        ax.set(xscale="log", yscale="log", title=machine.name, ylim=(0.7 * rate.min(), None))
         ticks.plain_log(ax.xaxis)
         ticks.plain_log(ax.yaxis)
     return panels.finish("instructions of a warp for each kB", "GB/s", legend=1)

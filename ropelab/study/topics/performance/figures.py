@@ -44,7 +44,7 @@ def formats(dense: pd.DataFrame, others: pd.DataFrame, footer: str = "") -> Figu
         worst, reach = (table.loc[gpu][value][names] for value in ("fraction_of_copy", "reach"))
 
         texts = worst.apply(lambda column, reach=reach: list(map(_beside_the_bar, column, reach[column.name])))
-        marks.cells(ax, worst - LEAST_OF_COPY, texts, cmap="PuOr_r", vmin=-0.15, vmax=0.15)
+        marks.cells(ax, worst - LEAST_OF_COPY, texts, cmap="PuOr_r", vmin=-0.06, vmax=0.06)
         ax.set_title(gpu, loc="left")
     return panels.finish("", CELLS, untimed=pd.concat([dense, others]).query("contender == @OURS"))
 
