@@ -405,3 +405,25 @@ def test_a_function_that_rotates_x_of_any_rank_is_no_table():
 
     report = verify_config(configured(YARN), rope)
     assert report.verdict == "wrong" and "32 pairs" in str(report), str(report)
+
+
+@pytest.mark.parametrize("shape", ["[K, 1, D]", "[1, K, D]", "[K, D]"])
+def test_a_function_of_positions_takes_x_of_one_rank(shape):
+    theta = rope_from_config(configured(YARN)).inverse_frequencies
+    axes = {"[K, 1, D]": (3, (slice(None), None)), "[1, K, D]": (3, (None,)), "[K, D]": (2, ())}[shape]
+
+    def rotate(factor):
+        def rope(x, positions):
+            if x.ndim != axes[0] or positions.ndim != 1:
+                raise ValueError("x has another rank")
+            angles = (positions.double()[:, None] * theta * factor)[axes[1]]
+            a, b = x.double().chunk(2, -1)
+            y = torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), -1)
+            return y.to(x.dtype) * attention_factor
+
+        return rope
+
+    attention_factor = rope_from_config(configured(YARN)).attention_factor
+    right, wrong = (verify_config(configured(YARN), rotate(factor)) for factor in (1, 1.001))
+    assert right.verdict == "right" and f"x {shape}, positions" in str(right), str(right)
+    assert wrong.verdict == "wrong", str(wrong)

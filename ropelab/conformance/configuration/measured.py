@@ -176,8 +176,15 @@ def _server_call(forward: Callable, head_dim: int) -> Callable[[torch.Tensor, to
     return rotate
 
 
+_SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "[1, K, 1, D]": lambda x: x, "[K, 1, D]": lambda x: x[0], "[1, K, D]": lambda x: x[:, :, 0],
+    "[K, D]": lambda x: x[0, :, 0],
+}  # fmt: skip
+"""The shapes of x that a function of x and positions may take, made of ``[1, K, 1, D]``."""
+
+
 def _of_function(function: Callable, head_dim: int, layer_type: str | None, axes: int) -> Measured:
-    """A function of ``positions`` or of ``x, positions``, tried on four tokens."""
+    """A function of ``positions`` or of ``x, positions``, tried on four tokens; x has one of `_SHAPES`."""
     try:
         forward = function.forward if isinstance(function, torch.nn.Module) else function
         takes = inspect.signature(forward).parameters
@@ -211,11 +218,17 @@ def _of_function(function: Callable, head_dim: int, layer_type: str | None, axes
                 return cos, sin
 
             return Measured(asked, f"{name}({words})", unit)
-    try:
-        with torch.no_grad():
-            return _rotation(lambda x, at: function(x, at, **named), head_dim, f"{name}(x, positions)", None, axes)
-    except Exception as error:
-        failures.append(f"(x, positions) {type(error).__name__}: {error}")
+    for words, of_rank in _SHAPES.items():
+
+        def rotate(x: torch.Tensor, at: torch.Tensor, of_rank=of_rank) -> Any:
+            y = function(of_rank(x), at, **named)
+            return y.reshape(x.shape) if isinstance(y, torch.Tensor) and y.shape == of_rank(x).shape else y
+
+        try:
+            with torch.no_grad():
+                return _rotation(rotate, head_dim, f"{name}(x {words}, positions)", None, axes)
+        except Exception as error:
+            failures.append(f"(x {words}, positions) {type(error).__name__}: {error}")
     raise NotMeasured(f"against: expected a function of positions, or of x and positions, got {name}: {failures[0]}")
 
 
