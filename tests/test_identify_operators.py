@@ -1,5 +1,7 @@
 """The identification names mistakes of operators that write a cache or normalize: addresses, norms, scales, memory."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from ropelab.conformance import verify
 from ropelab.conformance.cache.correct import CORRECT, FORMS, Operator
 from ropelab.conformance.cache.correct_block_scales import BlockScaled
 from ropelab.conformance.cache.faults import CACHE_FAULTS
-from ropelab.conformance.cache.identify import identify_cache
+from ropelab.conformance.cache.identify import _roundest, identify_cache
 from ropelab.conformance.declared import declare
 from ropelab.conformance.report import text
 from ropelab.conformance.surroundings import Surroundings
@@ -401,3 +403,12 @@ def test_elements_without_a_cause_are_confined_to_the_fewest_heads():
 
     report = verify(odd_heads, "rope_and_cache", laws=["definition"])
     assert "all of them for every second head" in text(report)
+
+
+def test_the_roundest_number_of_a_range_is_found_among_all_of_int32():
+    """A token without a position has the number -2^31, so a range has up to 2^32 numbers."""
+    for low, high in itertools.product(range(-9, 10), range(-9, 10)):
+        if low <= high:
+            slow = max(range(low, high + 1), key=lambda n: (n & -n) if n else 1 << 62)
+            assert _roundest(low, high) == slow
+    assert _roundest(-(2**31), 0) == 0 and _roundest(7, 2**31 - 1) == 2**30

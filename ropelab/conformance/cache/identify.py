@@ -399,7 +399,8 @@ def _predicates(noun: str, hits: set[int], rest: set[int]) -> Iterator[tuple[str
 
 def _roundest(low: int, high: int) -> int:
     """Return the number from low to high that the largest power of two divides."""
-    return max(range(low, high + 1), key=lambda n: (n & -n) if n else 1 << 62)
+    multiples = (-(-low >> bits) << bits for bits in range(62, -1, -1))  # the first that is not below low
+    return next(n for n in multiples if n <= high)
 
 
 def _share(mask: Mask, seen: list[Seen], wrong: list[np.ndarray]) -> float:
