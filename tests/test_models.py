@@ -904,6 +904,10 @@ def test_the_projection_stands_beside_the_pass_with_the_gain_of_its_kernel():
     faster = steps.assign(value=steps.value.where(steps.way != "ropelab with projection", steps.value - 1))
     assert "M, compiled, prefill: 8.60 ms and 9.10 ms, 5.5% faster" in evidence.projection_sentence(faster, product)
     assert evidence.projection_sentence(steps[steps.way != "ropelab with projection"], product) == ""
+    alone = steps.assign(quantity="kernel time", value=steps.value - 2)
+    said = evidence.projection_sentence(pd.concat([steps, alone]), product)
+    waits = "where the GPU waits for the host for 2.00 and 2.00 ms"
+    assert f"together take 7.60 and 7.10 ms in a training step of M, {waits}" in said and "does not tell" not in said
 
 
 def test_kernels_alone_tell_the_gpu_from_the_host():

@@ -57,7 +57,7 @@ class Seen:
         return self.definitions[which]
 
     def wrong(self, subject: CacheSubject, which: int) -> np.ndarray:
-        """Return which numbers of a part are not those of the definition.
+        """Return which numbers of a part differ from the numbers of the definition.
 
         A number that is right beside the scale that the operator made, right or wrong, is right.
         """

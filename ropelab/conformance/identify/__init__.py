@@ -12,6 +12,8 @@ the catalogue. Reading order:
 - `larger`: calls with larger extents, which refute what was fitted to the others.
 - `plain`, `read_off`: facts about single answers that no description reproduces.
 - `passed`: what becomes of a result that does not rotate, such as v beside q and k.
+- `row_rules`, `stride_rules`: sentences about positions and memory that all measured rows and heads fit.
+- `shared`: what becomes of an input that all heads share, and of its gradient.
 - `feature_columns`: from which columns a function reads, where tables have a column for each feature.
 - `dependence`: which inputs and which earlier calls a result depends on.
 - `repair`: a change of the call that makes the function right.

@@ -1,7 +1,7 @@
 """Find the rule by which tokens read the rows of other positions, from the rows that were measured in all wrong calls.
 
-A rule is a sentence of a small grammar: a token counts from an anchor, or takes the position of an anchor, or counts on
-from it; a rank of context parallelism takes its tokens in another order, or from other ends of the documents.
+A rule is a sentence of a small grammar. A token counts from an anchor, takes the position of an anchor, or counts on
+from it. A rank of context parallelism takes its tokens in another order, or from other ends of the documents.
 """
 
 from __future__ import annotations

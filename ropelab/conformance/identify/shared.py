@@ -83,7 +83,7 @@ def _parts(subject: Subject, case: Case) -> Iterator[tuple[str, tuple[list[str],
 
 
 def _shares(subject: Subject, sizes: Sizes) -> str:
-    """Return how often each head's gradient is in that of the shared input, where that is not once; else nothing."""
+    """Return in words how often the shared input gets the gradient of each head; an empty text if once from each."""
     found: dict[int, list[float]] = {}
     for heads in HEADS:
         try:
@@ -120,7 +120,7 @@ def _in_words(times: list[float]) -> str:
 
 
 def _times(subject: Subject, case: Case) -> list[float] | None:
-    """Return how often each head's gradient is in that of the shared input; None where it is no multiple of it."""
+    """Return how often the shared input gets the gradient of each head; None where a share is no multiple."""
     subject.require_gradients()
     tracked = replace(case, inputs=tuple(x.detach().requires_grad_() for x in case.inputs))
     parts, (_, k_pe) = _pieces(subject, tracked)

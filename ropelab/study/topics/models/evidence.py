@@ -132,13 +132,13 @@ def projection_sentence(frame: pd.DataFrame, projection: pd.DataFrame) -> str:
     alone = values(frame, KERNEL_TIME).reindex(columns=[PROJECTION, OURS]).dropna()
     beyond = values(frame)[[PROJECTION, OURS]] - alone
     each = [
-        f"{', '.join(cell)}: {alone.at[cell, PROJECTION]:.2f} and {alone.at[cell, OURS]:.2f} ms, and beyond them "
-        f"{beyond.at[cell, PROJECTION]:.2f} and {beyond.at[cell, OURS]:.2f} ms"
+        f"{alone.at[cell, PROJECTION]:.2f} and {alone.at[cell, OURS]:.2f} ms in a {cell[-1]} of {cell[0]}, where the "
+        f"GPU waits for the host for {beyond.at[cell, PROJECTION]:.2f} and {beyond.at[cell, OURS]:.2f} ms"
         for cell in alone.index.intersection(kept.index)
     ]
     if not each:
         return f"{gain} The record does not tell why a step gains less than that, or becomes slower."
-    return f"{gain} All kernels of such a step take, {'; '.join(each)}, in which the GPU waits for the host."
+    return f"{gain} All kernels of a step together take {'; '.join(each)}."
 
 
 def kernels_sentence(frame: pd.DataFrame) -> str:
