@@ -384,7 +384,7 @@ def test_wrong_options_raise(options, message):
 @pytest.mark.parametrize(
     "target, convention, options, code",
     [
-        ("ropelab.conformance.cache.faults:NormOfEachHead.function", "rope_and_cache", ["--norm-across"], 1),
+        ("ropelab.conformance.cache.faults:norm_of_each_head.function", "rope_and_cache", ["--norm-across"], 1),
         ("ropelab.interop.vllm:fused_qknorm_rope_cache", "fused_qknorm_rope_cache", [], 0),
     ],
 )
