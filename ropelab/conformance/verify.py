@@ -151,9 +151,9 @@ def measure(
     subject = declaration.subject(function, surroundings)
     subject = replace(subject, lenient=ROUNDS_OPERATIONS in said, narrow=subject.narrow != (OTHER_TABLES in said))
     with surroundings.ours():
-        if declaration.writes_cache:
-            return identify_cache(subject, declaration.sizes)
         seconds = THOROUGH_SECONDS if declaration.thorough else SECONDS
+        if declaration.writes_cache:
+            return identify_cache(subject, declaration.sizes, seconds)
         if report.failed == ("feature_columns",):
             read = columns_read(subject, declaration.sizes)
             return Identification(read, bool(read))

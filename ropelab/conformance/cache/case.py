@@ -32,6 +32,18 @@ class Place:
         """Return the cache as a view of a memory of one axis."""
         return memory.as_strided(self.shape, self.strides, self.first)
 
+    def at(self, slots: np.ndarray, strides: tuple[int, ...] = ()) -> np.ndarray:
+        """Return the numbers in the memory of the elements of slots ``[n]``: ``[n, heads, features]``.
+
+        Args:
+            slots: numbers of slots.
+            strides: those by which the cache is addressed; by default its own.
+        """
+        block, token, head, feature = strides or self.strides
+        row = self.first + slots // self.shape[1] * block + slots % self.shape[1] * token
+        heads, features = np.indices(self.shape[2:])
+        return row[:, None, None] + heads * head + features * feature
+
 
 @dataclass(frozen=True, eq=False)
 class CacheCase(Case):
@@ -76,32 +88,35 @@ class CacheCase(Case):
     @property
     def live(self) -> torch.Tensor:
         """Whether a token has a slot: bool ``[T]``."""
-        padded = torch.full((self.tokens,), -1)
-        padded[: len(self.slots)] = self.slots
-        return padded >= 0
+        return torch.from_numpy(self.every_slot >= 0)
+
+    @property
+    def every_slot(self) -> np.ndarray:
+        """The slots of all tokens ``[T]``, negative for none."""
+        slots = self.slots.cpu().numpy()
+        return np.concatenate((slots, np.full(self.tokens - len(slots), -1)))
 
     def caches(self, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the key cache and the value cache within a memory like the memory of the case."""
         key, value = (place.within(memory) for place in self.places)
         return key, value
 
+    def elements(self) -> tuple[np.ndarray, ...]:
+        """Return the elements of the memory in the slots of the tokens: ``[n, heads, features]`` of k and of v."""
+        slots = self.every_slot[self.every_slot >= 0]
+        return tuple(place.at(slots) for place in self.places)
+
     def rows(self, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what the slots of the tokens with a slot hold: ``[n, heads, features]`` of k and of v."""
-        slots = self.slots[self.slots >= 0]
         # The view as integers is for versions of torch that cannot index 8-bit floats.
-        size = self.places[0].shape[1]
-        key, value = (
-            bits(cache)[slots // size, slots % size].view(memory.dtype) for cache in self.caches(memory)
-        )  # fmt: skip
+        key, value = (bits(memory)[torch.from_numpy(at)].view(memory.dtype) for at in self.elements())
         return key, value
 
     def named(self) -> torch.Tensor:
         """Return whether an element of the memory belongs to a slot of a token: bool ``[elements]``."""
         found = torch.zeros(len(self.memory), dtype=torch.bool)
-        slots = self.slots[self.slots >= 0].cpu()
-        for place in self.places:
-            found_here = place.within(found)
-            found_here[slots // place.shape[1], slots % place.shape[1]] = True
+        for at in self.elements():
+            found[torch.from_numpy(at)] = True
         return found
 
     def extra(self) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class CacheConvention:
         unrounded: whether k stays as wide as the arithmetic until it becomes 8-bit floats.
         dtypes: those that q and k may have.
         addressed: whether slots say where a token belongs; otherwise token t has row t.
+        widths_differ: whether heads of v may have another width than heads of k.
         whole_tokens: whether the operator may leave out a token without a slot altogether.
         fewer_slots: whether there may be fewer slots than tokens.
         orders: the arrangements of the caches that the convention allows.
@@ -100,6 +101,7 @@ class CacheConvention:
     unrounded = False
     dtypes: tuple[torch.dtype, ...] = DTYPES
     addressed = True
+    widths_differ = False
     whole_tokens = False
     fewer_slots = True
     orders: tuple[str, ...] = ("NHD", "HND", "layers", "apart")

@@ -32,6 +32,7 @@ class RopeAndCache(CacheConvention):
     norm = True
     optional_norm = True
     offset = True
+    widths_differ = True
     variants = frozenset({"norm_last", "norm_across", "table_free"})
 
     def arguments(self, implementation, case, key_cache, value_cache):

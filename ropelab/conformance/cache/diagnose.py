@@ -8,20 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.cache.block_scales import BlockScales
+from ropelab.conformance.cache.calls import circumstances
 from ropelab.conformance.cache.case import CacheCase, numbers
-from ropelab.conformance.cache.conventions import CACHE_CONVENTIONS, UNWRITTEN
+from ropelab.conformance.cache.convention import Written
+from ropelab.conformance.cache.conventions import CACHE_CONVENTIONS
 from ropelab.conformance.cache.faults import CACHE_FAULTS
-from ropelab.conformance.cache.laws import of_every_size
-from ropelab.conformance.cache.subject import CacheSubject
-from ropelab.conformance.cache_bounds import row_scale
+from ropelab.conformance.cache.seen import SCALES, K, Q, Seen, V
+from ropelab.conformance.cache.subject import Bounded, CacheSubject
 from ropelab.conformance.case import NotApplicable, Sizes
 from ropelab.conformance.diagnose import Diagnosis, answers, compared
 from ropelab.conformance.surroundings import Surroundings
-from ropelab.kernels.float8 import FLOAT8_DTYPES
-
-Seen = str | list[np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -36,58 +33,48 @@ class CacheProbe:
     name: str
     case: CacheCase
 
-    def seen(self, subject: CacheSubject) -> Seen:
-        """Return q of the tokens with a slot, the memory of the caches and made scales; or the name of the exception.
+    def seen(self, subject: CacheSubject) -> str | list[np.ndarray]:
+        """Return the parts of the result and all other memory of the caches; or the name of the exception.
 
         Raises:
             NotApplicable: the operator cannot be asked.
         """
         try:
-            written = subject(self.case)
+            found = Seen(subject, self.case, subject(self.case))
         except NotApplicable:
             raise
         except Exception as error:  # an exception is an answer, too
             return type(error).__name__
-        if isinstance(subject.convention, BlockScales):
-            stored = subject.convention.read(self.case, written.memory)
-            q = [] if written.q is None else [numbers(written.q)]
-            return [*q, *stored, numbers(written.memory)[~self.case.named().numpy()]]
-        scales = [] if written.scales is None else [numbers(x) for x in written.scales[1:]]
-        q = [] if written.q is None else [numbers(written.q)[self.case.live.numpy()]]
-        return [*q, numbers(written.memory), *scales]
+        parts = [_slotted(found, found.actual(which)) for which in _parts(subject)]
+        return [*parts, numbers(found.written.memory)[~self.case.named().numpy()]]
 
-    def seen_as(self, suspect: CacheSubject, subject: CacheSubject) -> Seen:
+    def seen_as(self, suspect: CacheSubject, subject: CacheSubject) -> str | list[np.ndarray]:
         """Return the answer of a fault that has the claims of ``subject``."""
         return self.seen(suspect)
 
-    def truth(self, subject: CacheSubject, case: CacheCase) -> list[tuple[np.ndarray, np.ndarray]]:
+    def truth(self, subject: CacheSubject, case: CacheCase) -> list[Bounded]:
         """Return the right answer and its bound."""
-        live = case.live.numpy()
-        q, k, v = subject.expected(case)
-        if isinstance(subject.convention, BlockScales):
-            stored = subject.convention.truth(case, k[0][live], k[1][live])
-            outside = numbers(case.memory)[~case.named().numpy()]
-            return [*([q] if subject.convention.queries else []), *stored, (outside, np.zeros_like(outside))]
-        q_dtype = case.q_dtype or case.inputs[0].dtype
-        memory, bounds = (x.clone().fill_(0) for x in 2 * (case.memory.double().cpu(),))
-        memory.copy_(case.memory.double().cpu())
-        scales = []
-        for which, (value, bound) in ((1, k), (2, v)):
-            right, error = subject.stored(case, which, value[live], bound[live], case.memory.dtype)
-            place = case.places[which - 1]
-            slots = case.slots[case.slots >= 0].cpu()
-            if subject.convention.row_scales:
-                made = np.full(place.shape[:3], UNWRITTEN, EXACT), np.zeros(place.shape[:3], EXACT)
-                for filled, rows in zip(made, row_scale(value[live], bound[live], case.memory.dtype), strict=True):
-                    filled[slots // place.shape[1], slots % place.shape[1]] = rows
-                scales.append(made)
-            for whole, rows in ((memory, right), (bounds, error)):
-                cache = place.within(whole)
-                cache[slots // place.shape[1], slots % place.shape[1]] = torch.from_numpy(rows.astype(np.float64))
-        answer = subject.stored(case, 0, q[0][live], q[1][live], q_dtype)
-        return [*([answer] if subject.convention.queries else []), (numbers(memory), numbers(bounds)), *scales]
+        right, outside = (
+            Seen(subject, case, Written(None, None, case.memory)),
+            numbers(case.memory)[~case.named().numpy()],
+        )
+        told = (right.definition(which) for which in _parts(subject))
+        return [*((_slotted(right, y), _slotted(right, near)) for y, near in told), (outside, np.zeros_like(outside))]
 
 
+def _parts(subject: CacheSubject) -> list[int]:
+    """Return the parts of the result that operators of every convention of one kind have."""
+    kind = subject.convention
+    return [Q] * kind.queries + [K] + [V] * (not isinstance(kind, BlockScales)) + _SCALES * kind.row_scales
+
+
+def _slotted(seen: Seen, y: np.ndarray | None) -> np.ndarray:
+    """Return a part for the tokens with a slot; only some conventions have the others."""
+    assert y is not None, "every operator of the kind has the part"
+    return y[seen.case.live.numpy()] if len(y) == seen.case.tokens and not seen.blocks else y
+
+
+_SCALES = [SCALES + K, SCALES + V]
 _KINDS = "latent", "row_scales", "turns_cached"
 """The attributes that a fault's convention must share, so that the fault gets the same cases."""
 
@@ -117,27 +104,11 @@ def diagnose(subject: CacheSubject, sizes: Sizes) -> list[Diagnosis]:
 
 
 def probes(subject: CacheSubject, sizes: Sizes) -> Iterator[CacheProbe]:
-    """Yield the questions that tell the faults apart."""
-    for order in subject.convention.orders:
-        yield CacheProbe(f"caches in {order}", subject.draw(sizes, order=order))
-    yield CacheProbe("blocks of one slot", subject.draw(sizes, block_size=1))
-    if subject.convention.optional_norm:
-        yield CacheProbe("no norm", subject.draw(sizes, norm=False))
-    if subject.convention.offset:
-        yield CacheProbe("an offset of the weights", subject.draw(sizes, weight_offset=1.0))
-    if subject.convention.norm:
-        case = subject.draw(sizes)
-        small = tuple(x / 1024 for x in case.inputs)
-        yield CacheProbe("small heads", replace(case, inputs=small))
-    case = subject.draw(sizes)
-    yield CacheProbe("no slot at all", replace(case, slots=torch.full_like(case.slots, -1)))
-    if subject.convention.fewer_slots:
-        yield CacheProbe("fewer slots than tokens", replace(case, slots=case.slots[: case.tokens // 2]))
-    if isinstance(subject.convention, BlockScales):
-        yield CacheProbe("heads of every size", of_every_size(subject.draw(sizes)))
-        return
-    for dtype in FLOAT8_DTYPES:
-        case = subject.draw(sizes, cache_dtype=dtype)
-        yield CacheProbe(f"caches in {dtype}", case)
-        scales = (case.scales[0] * 2.0**-15, case.scales[1] * 2.0**-15, case.scales[2] * 2.0**-15)
-        yield CacheProbe(f"large values in {dtype}", replace(case, scales=scales))
+    """Yield the questions that tell the faults apart; not all conventions have YaRN, or other widths."""
+    for words, draw in circumstances(subject).items():
+        case = draw(sizes)
+        if case.yarn[0] == 1:
+            yield CacheProbe(words, case)
+    case = subject.draw(sizes, block_size=1)
+    yield CacheProbe("in blocks of one slot", case)
+    yield CacheProbe("without any slot", replace(case, slots=torch.full_like(case.slots, -1)))

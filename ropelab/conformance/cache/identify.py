@@ -1,12 +1,13 @@
 """Identify what an operator that writes a paged cache does wrong: read its call in other ways, and compare.
 
 A mistake explains a part of the results if it reproduces every element, also for fresh numbers, positions and slots.
-The words are in `mistakes` and `scale_mistakes`.
+The words are in `addresses`, `mistakes` and `scale_mistakes`.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,62 +15,63 @@ from functools import partial
 from itertools import chain, islice
 
 import numpy as np
-import torch
 
-from ropelab.conformance.cache.block_scales import BlockScales
-from ropelab.conformance.cache.case import CacheCase, bits
-from ropelab.conformance.cache.laws import of_every_size, with_yarn
-from ropelab.conformance.cache.mistakes import SLOTS, STRIDES, measured, mistakes, own_slots, own_strides
+from ropelab.conformance.cache.addresses import PLACES, Tokens, blocks_placed, held, misplaced, placed, slots_in_words
+from ropelab.conformance.cache.calls import BLOCKS, Draw, circumstances
+from ropelab.conformance.cache.mistakes import mistakes
 from ropelab.conformance.cache.read_off import facts as facts_of
-from ropelab.conformance.cache.read_off import hypotheses, places
-from ropelab.conformance.cache.scale_mistakes import Hypothesis, other_format
-from ropelab.conformance.cache.seen import PARTS, RETURNED, SCALES, K, Q, Seen, V, held, held_in_blocks, off
+from ropelab.conformance.cache.read_off import hypotheses
+from ropelab.conformance.cache.scale_mistakes import other_format
+from ropelab.conformance.cache.seen import PARTS, RETURNED, SCALES, Hypothesis, K, Q, Seen, V, off
 from ropelab.conformance.cache.subject import Bounded, CacheSubject
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.identify.deviation import Deviation, Scope
 from ropelab.conformance.identify.extents import rules
 from ropelab.conformance.identify.identification import Identification
-from ropelab.kernels.float8 import FLOAT8_DTYPES
 
 SEEDS = (0, 1, 2)
 """The last seed is for the proof, and so is a larger call."""
 LARGER = 3
 """The first seed of calls with more tokens, heads or features, of which a description has to hold as well."""
-BLOCKS = (32, 8)
-"""Numbers of slots of a block beside the usual 16."""
 DEFINITION = "q, and k and v in the slots of their tokens, are the definition"
 LATER = "in a call after another with as many tokens"
 UNSEEN = 41
 """A number of tokens that no law asks for, so that the operator has no memory of such a call."""
+SECONDS = 10.0
+"""The limit of CPU time."""
 
-Draw = Callable[..., CacheCase]
 Mask = Callable[[Seen, tuple[int, ...]], np.ndarray]
 
 
-def identify_cache(subject: CacheSubject, sizes: Sizes) -> Identification:
+def identify_cache(subject: CacheSubject, sizes: Sizes, seconds: float = SECONDS) -> Identification:
     """Return the deviations of an operator, in the widest circumstances in which there are some.
 
     Args:
         subject: the operator, which broke a law.
         sizes: the extents of the calls.
+        seconds: the CPU time after which no further mistake is tried.
     """
     partly: Identification | None = None
-    for words, draw in _circumstances(subject).items():
+    deadline = time.thread_time() + seconds
+    # Later calls come first: all else follows.
+    for words, draw in {LATER: subject.draw, **circumstances(subject)}.items():
+        if time.thread_time() > deadline:
+            break
         try:
             seen = [_seen(subject, draw, sizes, seed, words == LATER) for seed in SEEDS]
         except Exception:  # the convention has no such call, or the laws show the traceback
             continue
         wider: list[Seen | None] = []
-        other = draw if "block_size" in getattr(draw, "keywords", {}) else partial(draw, block_size=BLOCKS[-1])
+        other = draw if "with blocks of" in words else partial(draw, block_size=BLOCKS[-1])
         for seed, (more, kept) in enumerate(zip(_more(sizes), (seen, wider), strict=True), LARGER):
             with suppress(Exception):  # an operator may refuse more heads or features, or blocks of another size
                 kept.append(_seen(subject, other if kept is seen else draw, more, seed, words == LATER))
         calls = [one for one in seen if one is not None]
         if len(calls) < len(seen) or None in wider:
             continue
-        found = _identified(subject, [*calls, *(one for one in wider if one is not None)], words)
+        found = _identified([*calls, *(one for one in wider if one is not None)], words, deadline)
         if wider and not (found.proven or found.silent):
-            narrow = _identified(subject, calls, f"{words} for heads of {sizes.head_dim} features".lstrip())
+            narrow = _identified(calls, f"{words} for heads of {sizes.head_dim} features".lstrip(), deadline)
             found = narrow if narrow.proven else found
         if found.proven:
             if partly is None:
@@ -77,38 +79,6 @@ def identify_cache(subject: CacheSubject, sizes: Sizes) -> Identification:
             return replace(partly, facts=(*partly.facts, *(f"{d} (proven)" for d in found.deviations)))
         partly = partly or (None if found.silent else found)
     return partly or Identification()
-
-
-def _circumstances(subject: CacheSubject) -> dict[str, Draw]:
-    """Return circumstances in words -> a function that draws such a call. Later calls come first: all else follows."""
-    kind, draw = subject.convention, subject.draw
-    found: dict[str, Draw] = {LATER: draw, "": draw}
-    found["where every token has a slot"] = partial(draw, skipped=False)
-    if kind.own_angles:
-        found["where the call asks for YaRN"] = lambda *of, **options: with_yarn(draw(*of, **options))
-    if kind.optional_norm:
-        found["without a norm"] = partial(draw, norm=False)
-    if kind.norm:
-        found["for heads of small numbers"] = partial(_small, draw)
-    if kind.offset:
-        found["where the weights have an offset"] = partial(draw, weight_offset=1.0)
-    for size in BLOCKS if kind.addressed else ():
-        found[f"in caches with blocks of {size} slots"] = partial(draw, block_size=size)
-    for order in kind.orders[1:]:
-        found[f"in caches in {order}"] = partial(draw, order=order)
-    if kind.fewer_slots:
-        found["in a call with fewer slots than tokens"] = partial(_fewer, draw)
-    if isinstance(kind, BlockScales):
-        found["for heads of every size, from zeros to large numbers"] = lambda *of, **options: of_every_size(
-            draw(*of, **options)
-        )
-    dtypes = () if isinstance(kind, BlockScales) else FLOAT8_DTYPES
-    for dtype in dtypes:
-        name = f"in caches of {_name(dtype)}"
-        found[name] = partial(draw, cache_dtype=dtype)
-        if not kind.turns_cached:
-            found[f"{name} beyond the largest number"] = partial(_large, partial(draw, cache_dtype=dtype))
-    return found
 
 
 def _more(sizes: Sizes) -> Iterator[Sizes]:
@@ -119,88 +89,56 @@ def _more(sizes: Sizes) -> Iterator[Sizes]:
     yield replace(sizes, head_dim=2 * sizes.head_dim, rotary_dim=2 * sizes.rotary_dim)
 
 
-def _small(draw: Draw, *of, **options) -> CacheCase:
-    case = draw(*of, **options)
-    return replace(case, inputs=tuple(x * 2.0**-10 for x in case.inputs))
-
-
-def _large(draw: Draw, *of, **options) -> CacheCase:
-    case = draw(*of, **options)
-    q, k, v = (scale * 2.0**-15 for scale in case.scales)
-    return replace(case, scales=(q, k, v))
-
-
-def _fewer(draw: Draw, *of, **options) -> CacheCase:
-    case = draw(*of, **options)
-    return replace(case, slots=case.slots[: case.tokens // 2])
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _seen(subject: CacheSubject, draw: Draw, sizes: Sizes, seed: int, later: bool) -> Seen | None:
     """Return a call, or a later call after an earlier one; None if the earlier one was wrong already."""
     if not later:
         case = draw(replace(sizes, tokens=sizes.tokens + seed), seed=seed)
-        return Seen(case, subject(case))
+        return Seen(subject, case, subject(case))
     sizes = replace(sizes, batch=1, tokens=UNSEEN + seed)
     earlier, case = draw(sizes, seed=seed), draw(sizes, seed=seed + len(SEEDS))
     if case.scales != (1.0, 1.0, 1.0):
         case = replace(case, scales=(case.scales[0] * 1.5, case.scales[1] * 1.5, case.scales[2] * 1.5))
-    first = Seen(earlier, subject(earlier))
-    if _deviating(subject, first):
+    if Seen(subject, earlier, subject(earlier)).deviates():
         return None
-    return Seen(case, subject(case), earlier)
+    return Seen(subject, case, subject(case), earlier)
 
 
-def _deviating(subject: CacheSubject, seen: Seen) -> bool:
-    there = (which for which in range(len(PARTS)) if seen.actual(subject, which) is not None)
-    return _outside(seen) or any(seen.wrong(subject, which).any() for which in there)
-
-
-def _outside(seen: Seen) -> bool:
-    """Return whether memory outside of the slots of the tokens changed."""
-    outside = ~seen.case.named().to(seen.written.memory.device)
-    return bool((bits(seen.written.memory) != bits(seen.case.memory))[outside].any())
-
-
-def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> Identification:
+def _identified(seen: list[Seen], circumstances: str, deadline: float) -> Identification:
     """Return the deviations in some calls; ``circumstances`` says what they have in common."""
     found: list[Deviation] = []
-    right, deviating, unexplained, read, misplaced = [], set(), [], [], 0
-    outside = any(map(_outside, seen))
-    for which, part in enumerate(PARTS):
-        if seen[0].actual(subject, which) is None:
-            continue
-        wrong = [one.wrong(subject, which) for one in seen]
-        deviating |= {part} if _any(wrong) else set()
-        astray = which in (K, V) and outside and not isinstance(subject.convention, BlockScales)
-        placed = _placed(subject, seen, which) if astray or (which in (K, V) and _any(wrong)) else ""
-        if which == K and (apart := _blocks_placed(subject, seen, wrong)):
-            misplaced = 2
+    right, deviating, unexplained, read, places = [], set(), [], [], 0
+    outside, kind = any(one.outside() for one in seen), seen[0].subject.convention
+    for which in seen[0].parts():
+        part, wrong = PARTS[which], [one.wrong(which) for one in seen]
+        bad = _any(wrong)
+        deviating |= {part} if bad else set()
+        astray = which in (K, V) and outside and not seen[0].blocks
+        where = placed(seen, which) if astray or (which in (K, V) and bad) else ""
+        if which == K and bad and (apart := blocks_placed(seen)):
+            places = 2
             found.append(_deviation(*apart, circumstances))
-        elif placed:
-            misplaced += 1
-            found.append(_deviation(part, placed, circumstances))
-        elif not _any(wrong):
-            right += [] if which == V and subject.convention.turns_cached else [part]  # it does not get v
-            misplaced += astray and all(held(subject, one, which, own_slots, own_strides) for one in seen)
-        elif explanation := _explanation(subject, seen, which, wrong):
-            words, where = explanation
+        elif where:
+            places += 1
+            found.append(_deviation(part, where, circumstances))
+        elif not bad:
+            right += [] if which == V and kind.turns_cached else [part]  # it does not get v
+            places += astray and all(held(one, which, one.case.every_slot) for one in seen)
+        elif explanation := None if _unnamed(seen, which) else _explanation(seen, which, wrong, deadline):
+            words, masked = explanation
             if not (part == "k" and f"the stored k {words}" in {f"{d.scope.name} {d.words}" for d in found}):
-                found.append(_deviation(part, words, f"{where} {circumstances}"))
+                found.append(_deviation(part, words, f"{masked} {circumstances}"))
         else:
             share = np.mean([elements.mean() for elements in wrong])
             masks = [(words, mask) for words, mask in _masks(seen, which, wrong) if words]
             narrowest = min(masks, key=lambda named: _share(named[1], seen, wrong), default=("", None))[0]
-            where = f", all of them {narrowest}" if narrowest else ""
+            reach = f", all of them {narrowest}" if narrowest else ""
             if but := re.fullmatch("for every (.+) but the (first|last)", narrowest):  # others may be right as well
-                where = f", none of them for the {but[2]} {but[1]}"
+                reach = f", none of them for the {but[2]} {but[1]}"
             first = next(one for one, elements in zip(seen, wrong, strict=True) if elements.any())
-            read += [f"{fact} {circumstances}".rstrip() for fact in _read(subject, first, which)]
-            unexplained.append(f"{part} {circumstances}".rstrip() + f": {share:.0%} of the elements{where}")
-    if outside and misplaced < 2:
+            facts = islice(chain(slots_in_words(first, which), facts_of(first, which)), 1)
+            read += [f"{fact} {circumstances}".rstrip() for fact in facts]
+            unexplained.append(f"{part} {circumstances}".rstrip() + f": {share:.0%} of the elements{reach}")
+    if outside and places < 2:
         words = "is written outside of the slots of the tokens"
         found.append(_deviation("the memory of the caches", words, circumstances))
     right = [f"{name}, for its scale," if f"the scale of {name}" in deviating else name for name in right]
@@ -210,9 +148,9 @@ def _identified(subject: CacheSubject, seen: list[Seen], circumstances: str) -> 
     return Identification(tuple(found), bool(found), right=tuple(right) if found else ())
 
 
-def _read(subject: CacheSubject, seen: Seen, which: int) -> Iterator[str]:
-    """Yield the simplest fact of a call: where rows are, or else what they are."""
-    yield from islice(chain(places(subject, seen, which), facts_of(subject, seen, which)), 1)
+def _unnamed(seen: list[Seen], which: int) -> bool:
+    """Return whether a call has right rows in slots that no token has: addresses, not numbers, are wrong."""
+    return any(slot not in one.case.every_slot for one in seen for _, slot, _ in misplaced(one, which))
 
 
 def _any(wrong: list[np.ndarray]) -> bool:
@@ -224,58 +162,24 @@ def _deviation(part: str, words: str, where: str) -> Deviation:
     return Deviation("call", words, DEFINITION, lambda plan: None, scope=Scope(part, words=where.strip()))
 
 
-def _placed(subject: CacheSubject, seen: list[Seen], which: int) -> str:
-    """Return where an operator writes k or v by mistake, if that explains the whole cache; else an empty string."""
-    if isinstance(subject.convention, BlockScales) or not subject.convention.addressed:
-        return ""
-    for words, slots in SLOTS.items():
-        moved = any(not torch.equal(slots(one), own_slots(one)) for one in seen)
-        if moved and all(_held(subject, one, which, slots, own_strides) for one in seen):
-            return words
-    for words, strides in STRIDES.items():
-        moved = any(strides(one, which) != own_strides(one, which) for one in seen)
-        if moved and all(_held(subject, one, which, own_slots, strides) for one in seen):
-            return words
-    return ""
-
-
-def _blocks_placed(subject: CacheSubject, seen: list[Seen], wrong: list[np.ndarray]) -> tuple[str, str] | None:
-    """Return which of features and scales of blocks are in other slots, and in which, if that explains all bytes."""
-    if not (isinstance(subject.convention, BlockScales) and subject.convention.addressed and _any(wrong)):
-        return None
-    for which, part in ((2, "the scales of the stored k"), (1, "the stored k without its scales")):
-        for words, slots in SLOTS.items():
-            if all(held_in_blocks(subject, one, which, slots) for one in seen):
-                return part, words if which == 1 else words.replace("is in", "are in", 1)
-    return None
-
-
-def _held(subject: CacheSubject, seen: Seen, which: int, slots, strides) -> bool:
-    try:
-        return held(subject, seen, which, slots, strides)
-    except IndexError:  # the mistaken address is beyond the memory
-        return False
-
-
-def _explanation(
-    subject: CacheSubject, seen: list[Seen], which: int, wrong: list[np.ndarray]
-) -> tuple[str, str] | None:
+def _explanation(seen: list[Seen], which: int, wrong: list[np.ndarray], deadline: float) -> tuple[str, str] | None:
     """Return a mistake and the elements that have it, in words; mistakes that look alike are told together."""
-    if words := other_format(subject, seen, which):
+    if words := other_format(seen, which):
         return words, ""
-    for known in (
-        list(mistakes(subject, seen, which)),
-        [*measured(subject, seen[0], which), *hypotheses(subject, seen[0], which)],
-    ):
+    for known in (mistakes(seen, which), hypotheses(seen[0], which)):
+        with np.errstate(all="ignore"):
+            named = list(known)
         told: dict[tuple[int, int], Bounded | None] = {}
         for where, mask in _masks(seen, which, wrong):
-            same = [
-                number for number, (_, mistake) in enumerate(known)
-                if all(_reproduces(subject, s, which, mistake, mask, told, (number, i)) for i, s in enumerate(seen))
-            ]  # fmt: skip
+            same = []
+            for number, (_, mistake) in enumerate(named):
+                if time.thread_time() > deadline:
+                    return None
+                if all(_reproduces(s, which, mistake, mask, told, (number, i)) for i, s in enumerate(seen)):
+                    same.append(number)
             others = [n for n in same if not all(_alike(told, same[0], n, i, s, mask) for i, s in enumerate(seen))]
             if same:
-                return " or ".join(known[n][0] for n in (same[0], *others[:1])), where
+                return " or ".join(named[n][0] for n in (same[0], *others[:1])), where
     return None
 
 
@@ -290,21 +194,21 @@ def _alike(
 
 
 def _reproduces(
-    subject: CacheSubject, seen: Seen, which: int, mistake: Hypothesis, mask: Mask,
+    seen: Seen, which: int, mistake: Hypothesis, mask: Mask,
     known: dict[tuple[int, int], Bounded | None], key: tuple[int, int],
 ) -> bool:  # fmt: skip
     if key not in known:
         try:
             with np.errstate(all="ignore"):
-                known[key] = mistake(subject, seen, which)
+                known[key] = mistake(seen, which)
         except (ValueError, IndexError, TypeError):
             known[key] = None
-    right, error = seen.definition(subject, which)
+    right, error = seen.definition(which)
     found = known[key]
     if found is None or found[0].shape != right.shape:
         return False
     hit = mask(seen, right.shape)
-    return not off(seen.actual(subject, which), (np.where(hit, found[0], right), np.where(hit, found[1], error))).any()
+    return not off(seen.actual(which), (np.where(hit, found[0], right), np.where(hit, found[1], error))).any()
 
 
 def _masks(seen: list[Seen], which: int, wrong: list[np.ndarray]) -> Iterator[tuple[str, Mask]]:
@@ -334,9 +238,7 @@ def _masks(seen: list[Seen], which: int, wrong: list[np.ndarray]) -> Iterator[tu
 
 def _attributes(seen: list[Seen], wrong: list[np.ndarray]) -> Iterator[tuple[str, Mask]]:
     """Yield tokens in words by the numbers that they have: block, place in a block, slot and position."""
-    if any(
-        e.ndim != 3 or len(e) not in (s.case.tokens, int(s.case.live.sum())) for s, e in zip(seen, wrong, strict=True)
-    ):
+    if not all(map(_is_by_token, seen, wrong)):
         return
     if any(len(one.case.slots) < one.case.tokens for one in seen):
         yield (
@@ -345,16 +247,16 @@ def _attributes(seen: list[Seen], wrong: list[np.ndarray]) -> Iterator[tuple[str
                 np.arange(shape[0]) >= (len(one.case.slots) if shape[0] == one.case.tokens else shape[0])
             )[:, None, None],
         )
-    for noun, number in NUMBERS.items():
+    for noun, number in PLACES.items():
         hits, rest = set[int](), set[int]()
         for one, elements in zip(seen, wrong, strict=True):
-            of, bad = number(_of_tokens(one, len(elements))), elements.any(axis=(1, 2))
+            of, bad = _of_tokens(one, number, len(elements)), elements.any(axis=(1, 2))
             hits |= set(of[bad].tolist())
             rest |= set(of[~bad].tolist())
         for words, holds in _predicates(noun, hits, rest):
 
             def mask(one: Seen, shape: tuple[int, ...], number=number, holds=holds) -> np.ndarray:
-                return holds(number(_of_tokens(one, shape[0])))[:, None, None]
+                return holds(_of_tokens(one, number, shape[0]))[:, None, None]
 
             if all(holds(np.array([n]))[0] for n in hits) and not all(holds(np.array([n]))[0] for n in rest):
                 yield words, mask
@@ -365,19 +267,10 @@ def _is_by_token(one: Seen, elements: np.ndarray) -> bool:
     return elements.ndim == 3 and len(elements) in (one.case.tokens, int(one.case.live.sum()))
 
 
-def _of_tokens(one: Seen, count: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return slots and positions of all tokens of a call, or of those with a slot, and the slots of a block."""
-    kept = one.case.live.numpy() if count < one.case.tokens else np.ones(one.case.tokens, bool)
-    return own_slots(one).numpy()[kept], one.case.token_positions()[0].numpy()[kept], one.case.places[0].shape[1]
-
-
-NUMBERS: dict[str, Callable[[tuple[np.ndarray, np.ndarray, int]], np.ndarray]] = {
-    "in blocks of the cache": lambda of: of[0] // of[2],
-    "at places of their block": lambda of: of[0] % of[2],
-    "in slots": lambda of: of[0],
-    "at positions": lambda of: of[1],
-}
-"""Numbers of tokens in words."""
+def _of_tokens(one: Seen, number: Callable[[Tokens], np.ndarray], count: int) -> np.ndarray:
+    """Return numbers of all tokens of a call, or of those with a slot."""
+    numbers = number(Tokens.of(one))
+    return numbers if count == one.case.tokens else numbers[one.case.live.numpy()]
 
 
 def _predicates(noun: str, hits: set[int], rest: set[int]) -> Iterator[tuple[str, Callable[[np.ndarray], np.ndarray]]]:

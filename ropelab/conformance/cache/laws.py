@@ -42,6 +42,13 @@ def definition(subject, sizes):
         yield from _against_truth(subject, subject.draw(sizes, norm=False))
     if subject.convention.offset:
         yield from _against_truth(subject, subject.draw(sizes, weight_offset=1.0), " with 1 + w for the weights")
+    if subject.convention.widths_differ:
+        try:
+            yield from _against_truth(subject, subject.draw(sizes, wider=8), " with heads of v of another width")
+        except Broken:
+            raise
+        except Exception as refusal:  # a refusal writes nothing that could be wrong
+            yield f"refuses heads of v of another width than heads of k ({type(refusal).__name__})"
     if subject.convention.own_angles:
         yield from _against_truth(subject, with_yarn(subject.draw(sizes)), " with YaRN's frequencies")
 
@@ -62,10 +69,14 @@ def float8(subject, sizes):
         name = _name(dtype)
         case = subject.draw(sizes, cache_dtype=dtype)
         yield from _against_truth(subject, case, f" in {name}")
-        # The largest values divided by these scales are beyond the largest finite number.
-        large = replace(case, scales=tuple(s * 2.0**-15 for s in case.scales))
         if dtype == FLOAT8_DTYPES[0] and not subject.convention.turns_cached:
-            yield from _against_truth(subject, large, f" in {name} beyond the largest finite number")
+            yield from _against_truth(subject, beyond(case), f" in {name} beyond the largest finite number")
+
+
+def beyond(case: CacheCase) -> CacheCase:
+    """Return the case with scales so small that the largest quotients are beyond the largest finite number."""
+    q, k, v = (scale * 2.0**-15 for scale in case.scales)
+    return replace(case, scales=(q, k, v))
 
 
 def of_every_size(case: CacheCase) -> CacheCase:

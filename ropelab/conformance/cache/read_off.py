@@ -3,65 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
-import torch
 
-from ropelab.conformance.bounds import EXACT, exact
-from ropelab.conformance.cache.block_scales import BlockScales
-from ropelab.conformance.cache.case import numbers
-from ropelab.conformance.cache.mistakes import Named, called, same, wider, with_parts
-from ropelab.conformance.cache.scale_mistakes import Hypothesis
-from ropelab.conformance.cache.seen import PARTS, RETURNED, SCALES, K, Q, Seen, V, kept, off, told
-from ropelab.conformance.cache.subject import Bounded, CacheSubject
+from ropelab.conformance.bounds import exact
+from ropelab.conformance.cache.addresses import FEW
+from ropelab.conformance.cache.mistakes import Named, called, turned_by
+from ropelab.conformance.cache.scale_mistakes import in_blocks, small_scales
+from ropelab.conformance.cache.seen import PARTS, RETURNED, SCALES, K, Q, Seen, V, off, source
+from ropelab.conformance.cache.subject import Bounded
+from ropelab.conformance.identify.angles import simple
 from ropelab.conformance.identify.plain import plain
 from ropelab.conformance.identify.read_off import named_frequencies
 
-FEW = 4
-"""The number of tokens that are told."""
 
-
-def hypotheses(subject: CacheSubject, seen: Seen, which: int) -> Named:
-    """Yield what a part of the results shows of frequencies and of the norm, to be proven in other calls."""
+def hypotheses(seen: Seen, which: int) -> Named:
+    """Yield what a part of the results shows of factors, frequencies, pairs and the norm, to be proven in other calls."""
+    if which == K and seen.blocks:
+        yield from small_scales(seen)
     if which not in (Q, K, RETURNED):
         return
+    y, right = seen.actual(which), seen.definition(which)[0]
+    plainly = y is not None and y.shape == right.shape and not seen.case.norm_last
+    if plainly and seen.case.memory.dtype.itemsize > 1:
+        yield from _factors(seen, which, y)
     if seen.case.yarn[0] == 1:
-        width = seen.case.inputs[min(which, K)].shape[-1]
-        for words, rates in named_frequencies(subject.base, seen.case.rotary_dim, width):
-            yield f"has {words}", _turned_by(rates)
-    yield from _other_partners(subject, seen, which)
-    order = _normalizing_heads(subject, seen, which)
-    if order is not None and order != list(range(len(order))):
-
-        def norm(z: np.ndarray, w: np.ndarray, eps: float, turns: slice) -> np.ndarray:
-            means = (z * z).mean(-1, keepdims=True)
-            means = means[..., order, :] if z.shape[-2] == len(order) else means  # the other of q and k
-            return w.reshape(-1, z.shape[-1]) * z / np.sqrt(means + eps)
-
-        yield _order_in_words(order), wider(called(same, norm=norm), 2)
+        width = seen.case.inputs[source(which)].shape[-1]
+        for words, rates in named_frequencies(seen.subject.base, seen.case.rotary_dim, width):
+            yield f"has {words}", turned_by(lambda positions, rates=rates: positions * rates)
+    if plainly:
+        yield from _other_partners(seen, which, y)
+        yield from _normalizing_heads(seen, which, y / right)
 
 
-def _other_partners(subject: CacheSubject, seen: Seen, which: int) -> Named:
+def _straight(seen: Seen, which: int) -> Bounded:
+    """Return the definition of a part without the rotation."""
+    return seen.told(which, tables=lambda c, s, m: (np.ones_like(c), np.zeros_like(s)))
+
+
+def _tables(seen: Seen, which: int) -> list[np.ndarray]:
+    return [table[seen.kept(which)] for table in seen.subject.cosines(seen.case)[:2]]
+
+
+def _factors(seen: Seen, which: int, y: np.ndarray) -> Named:
+    """Yield the factors of cosines and sines, and eps."""
+    subject, case = seen.subject, seen.case
+    value, _ = _straight(seen, which)
+    turns = subject.turning(value.shape[-1], case.rotary_dim)
+    (x0, x1), (y0, y1) = (subject.definition.members(x, turns, subject.layout) for x in (value, y))
+    tables, size = _tables(seen, which), x0 * x0 + x1 * x1
+    ratios = [found / size / t for found, t in zip((x0 * y0 + x1 * y1, x0 * y1 - x1 * y0), tables, strict=True)]
+    shown = [r[(size > 0.01) & (abs(t) > 0.1)] for r, t in zip(ratios, tables, strict=True)]
+    if all(len(r) and np.isfinite(r).all() for r in shown):
+        a, b = (simple(float(np.median(r)), 1e-4) for r in shown)
+        factors = (("cosines", a),) * (a != 1) + (("sines", b),) * (b != 1)
+        words = "has " + " and ".join(f"{table} multiplied by {factor:.6g}" for table, factor in factors)
+        words = f"is multiplied by {a:.6g} in the features that rotate" if a == b else words
+        yield words, called(tables=lambda c, s, m: (a * c, b * s))
+    if source(which) < len(case.weights):
+        x, weight = seen.given(which), exact(case.weights[source(which)]) + case.weight_offset
+        if weight.size == x.shape[-1]:
+            w0, w1 = subject.definition.members(weight * x, turns, subject.layout)
+            scale = (y0 * y0 + y1 * y1).sum(-1) / (w0 * w0 + w1 * w1).sum(-1)
+            eps = float(np.median(1 / scale - (x * x).mean(-1)))
+            if np.isfinite(eps) and eps > 0:
+                eps = float(f"{eps:.2g}")
+                yield f"is normalized with eps {eps:g}", called(lambda c: replace(c, eps=eps))
+
+
+def _other_partners(seen: Seen, which: int, y: np.ndarray) -> Named:
     """Yield of which features the wrong heads make each pair, where cosines, sines and signs are those of the pair."""
-    y, (right, bound) = seen.actual(subject, which), seen.definition(subject, which)
-    if y is None or y.shape != right.shape or seen.case.norm_last:
-        return
-    straight = with_parts(subject, tables=lambda c, s, m: (np.ones_like(c), np.zeros_like(s)))
-    value, near = told(straight, seen.case, which)
-    width = seen.case.inputs[K if which == RETURNED else which].shape[-1]
-    rows = seen.wrong(subject, which).any(-1)
+    value, near = _straight(seen, which)
+    bound = seen.definition(which)[1]
+    width = seen.case.inputs[source(which)].shape[-1]
+    rows = seen.wrong(which).any(-1)
     z, found, room = (x[..., :width][rows] for x in (value, y, near + bound))  # [n, D]
-    turns = subject.turning(width, seen.case.rotary_dim)
-    places = subject.definition.members(np.arange(width), turns, subject.layout)
-    cos, sin = (np.broadcast_to(t[kept(subject, seen.case, which)], (*rows.shape, t.shape[-1]))[rows]
-                for t in subject.cosines(seen.case)[:2])  # fmt: skip
+    turns = seen.subject.turning(width, seen.case.rotary_dim)
+    places = seen.subject.definition.members(np.arange(width), turns, seen.subject.layout)
+    cos, sin = (np.broadcast_to(t, (*rows.shape, t.shape[-1]))[rows] for t in _tables(seen, which))
     reads: list[tuple[int, int, int]] = []
     for pair in range(len(places[0])):
         c, s = cos[:, pair, None, None], sin[:, pair, None, None]
         for member, (at, sense) in enumerate(zip(places, (-1, 1), strict=True)):
             made = z[:, :, None] * c + sense * z[:, None, :] * s  # [n, own, partner]
-            near = 4 * room.max(-1)[:, None, None]
-            hits = np.argwhere((abs(made - found[:, at[pair], None, None]) <= near).all(0))
+            close = 4 * room.max(-1)[:, None, None]
+            hits = np.argwhere((abs(made - found[:, at[pair], None, None]) <= close).all(0))
             meant = (places[member][pair], places[1 - member][pair])
             if not len(hits):
                 return
@@ -74,12 +101,12 @@ def _other_partners(subject: CacheSubject, seen: Seen, which: int) -> Named:
     listed = [one[1:] for one, _ in moved[:FEW]], [(int(places[0][n]), int(places[1][n])) for _, n in moved[:FEW]]
     said, instead = (", ".join(map(str, some)) + ", ..." * (len(moved) > FEW) for some in listed)
 
-    def taken(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
-        value, near = told(straight, seen.case, which)
-        right, bound = (x.copy() for x in seen.definition(subject, which))
+    def taken(seen: Seen, which: int) -> Bounded:
+        value, near = _straight(seen, which)
+        right, bound = (x.copy() for x in seen.definition(which))
         if seen.case.inputs[Q].shape[-1] != width:
             raise ValueError("the features of wider heads were not measured")
-        cos, sin = (t[kept(subject, seen.case, which)] for t in subject.cosines(seen.case)[:2])
+        cos, sin = _tables(seen, which)
         for number, (to, i, j) in enumerate(reads):
             pair, sense = number // 2, (-1, 1)[number % 2]
             right[..., to] = value[..., i] * cos[..., pair] + sense * value[..., j] * sin[..., pair]
@@ -89,101 +116,59 @@ def _other_partners(subject: CacheSubject, seen: Seen, which: int) -> Named:
     yield f"makes pairs of the features {said} in place of {instead}", taken
 
 
-def _turned_by(rates: np.ndarray) -> Hypothesis:
-    def taken(subject: CacheSubject, seen: Seen, which: int) -> Bounded:
-        angles = seen.case.token_positions()[0].numpy()[:, None, None] * rates
-        sense = -1.0 if subject.reversed and (seen.case.table_free or subject.convention.own_angles) else 1.0
-        other = with_parts(subject, tables=lambda c, s, m: (m * np.cos(angles), m * sense * np.sin(angles)))
-        return told(other, seen.case, which)
+def _normalizing_heads(seen: Seen, which: int, ratio: np.ndarray) -> Named:
+    """Yield for each head the head whose mean square normalizes it, if all heads have one and it is not their own."""
+    number, x = source(which), seen.given(which)
+    if number >= len(seen.case.weights) or seen.case.weights[number].numel() != x.shape[-1] or x.shape != ratio.shape:
+        return
+    means, right = (x * x).mean(-1) + seen.case.eps, seen.definition(which)[0]
+    ratio = np.where(abs(right) > 0.05 * abs(right).max(), ratio, np.nan)
+    shown = means / np.nanmedian(ratio, axis=-1).astype(np.float64) ** 2
+    apart = np.nanmax(abs(shown[:, :, None] / means[:, None, :] - 1), axis=0)
+    order = [int(head if apart[head, head] < 0.01 else np.argmin(apart[head])) for head in range(len(apart))]
+    if order == list(range(len(order))) or any(apart[head, of] >= 0.01 for head, of in enumerate(order)):
+        return
 
-    return taken
+    def norm(z: np.ndarray, w: np.ndarray, eps: float, turns: slice) -> np.ndarray:
+        means = (z * z).mean(-1, keepdims=True)
+        means = means[..., order, :] if z.shape[-2] == len(order) else means  # the other of q and k
+        return w.reshape(-1, z.shape[-1]) * z / np.sqrt(means + eps)
 
-
-def _normalizing_heads(subject: CacheSubject, seen: Seen, which: int) -> list[int] | None:
-    """Return for each head the head whose mean square normalizes it; None if a head has none."""
-    number, actual = (K if which == RETURNED else which), seen.actual(subject, which)
-    right = seen.definition(subject, which)[0]
-    if number >= len(seen.case.weights) or seen.case.norm_last or actual is None or actual.shape != right.shape:
-        return None
-    x = exact(seen.case.inputs[number][0])[kept(subject, seen.case, which)]
-    if seen.case.weights[number].numel() != x.shape[-1] or x.shape[:2] != right.shape[:2]:
-        return None
-    means = (x * x).mean(-1) + seen.case.eps
-    with np.errstate(all="ignore"):
-        ratio = np.where(abs(right) > 0.05 * abs(right).max(), actual / right, np.nan)
-        shown = means / np.nanmedian(ratio, axis=-1).astype(np.float64) ** 2
-        off = np.nanmax(abs(shown[:, :, None] / means[:, None, :] - 1), axis=0)
-    best = [int(head if off[head, head] < 0.01 else np.argmin(off[head])) for head in range(len(off))]
-    return best if all(off[head, of] < 0.01 for head, of in enumerate(best)) else None
-
-
-def _order_in_words(order: list[int]) -> str:
-    if set(order) == {0}:
-        return "is normalized by the mean square of the first head"
     said = ", ".join(f"head {head} by that of head {of}" for head, of in enumerate(order) if head != of)
-    return f"is normalized by the mean square of other heads: {said}"
+    whose = "the first head" if set(order) == {0} else f"other heads: {said}"
+    yield f"is normalized by the mean square of {whose}", called(room=2, norm=norm)
 
 
-def facts(subject: CacheSubject, seen: Seen, which: int) -> Iterator[str]:
+def facts(seen: Seen, which: int) -> Iterator[str]:
     """Yield what a wrong part of one call shows, in words; each line reproduces all of its wrong numbers."""
-    y, (right, bound) = seen.actual(subject, which), seen.definition(subject, which)
+    y, (right, bound) = seen.actual(which), seen.definition(which)
     if y is None or y.shape != right.shape or which >= SCALES:
         return
-    case, wrong = seen.case, seen.wrong(subject, which)
-    x = exact(case.inputs[K if which == RETURNED else which][0])[kept(subject, case, which)]
-    if which == K and isinstance(subject.convention, BlockScales):
-        features = slice(0, x.shape[-1])
-        yield from _of_blocks(subject, case, y, right, bound)
-        y, right, bound, wrong = (z[..., features] for z in (y, right, bound, wrong))
-    sources = [(PARTS[which], right, bound)]
-    for other in (Q, K, V):
-        if other != which and seen.actual(subject, other) is not None:
-            sources.append((PARTS[other], *seen.definition(subject, other)))
-    slots = case.slots[case.slots >= 0].cpu().numpy() if which in (K, V) and subject.convention.addressed else None
-    nouns = ("token" if slots is None else "slot", "head", "feature")
+    case, wrong, x = seen.case, seen.wrong(which), seen.given(which)
     with np.errstate(all="ignore"):
+        if which == K and seen.blocks:
+            yield from _of_blocks(seen, y, bound)
+            y, right, bound, wrong = (z[..., : x.shape[-1]] for z in (y, right, bound, wrong))
+        others = (other for other in (Q, K, V) if other != which and seen.actual(other) is not None)
+        sources = [(PARTS[which], right, bound), *((PARTS[other], *seen.definition(other)) for other in others)]
+        slotted = which in (K, V) and seen.subject.convention.addressed
+        slots = case.every_slot[case.live.numpy()] if slotted else None
+        nouns = ("slot" if slotted else "token", "head", "feature")
         found = plain(y, wrong, sources, {"the input": x}, nouns, case.rotary_dim, slots)
         yield from (f"{PARTS[which]} {fact}" for fact in found)
 
 
-def _of_blocks(subject: CacheSubject, case, y: np.ndarray, right: np.ndarray, bound: np.ndarray) -> Iterator[str]:
+def _of_blocks(seen: Seen, y: np.ndarray, bound: np.ndarray) -> Iterator[str]:
     """Yield which of scales and stored 8-bit numbers are right by themselves, where their products are not."""
-    kind = subject.convention
-    assert isinstance(kind, BlockScales), "these are facts about scales of blocks"
-    head_dim, scaled = case.inputs[1].shape[-1], kind.scaled_features(case)
-    blocks = kind.truth(case, *(np.zeros((1, 1, head_dim), EXACT),) * 2)[1][0].shape[-1]
-    parts = [z[..., head_dim : head_dim + blocks] for z in (y, right, bound)]
-    scales = not off(parts[0], (parts[1], parts[2])).any()
-    with np.errstate(all="ignore"):
-        size = [np.repeat(np.exp2(e), scaled // blocks, -1) for e in parts[:2]]
-        stored, meant, near = y[..., :scaled] / size[0], right[..., :scaled] / size[1], bound[..., :scaled] / size[1]
-        bits = not off(stored, (meant, near)).any()
-        ratio = (stored / meant)[abs(meant) > 64].astype(np.float64)
+    (found, exponents), _, _ = in_blocks(seen, y)
+    ((right, meant), _, _), ((near, apart), _, _) = in_blocks(seen), in_blocks(seen, bound)
+    stored, wanted = (x / np.exp2(e)[..., None] for x, e in ((found, exponents), (right, meant)))
+    scales = not off(exponents, (meant, apart)).any()
+    bits = not off(stored, (wanted, near / np.exp2(meant)[..., None])).any()
     if scales != bits:
         names = "its scales are", "its 8-bit numbers, without their scales, are"
         yield f"the stored k is wrong, and {names[0] if scales else names[1]} right"
+    ratio = (stored / wanted)[abs(wanted) > 64].astype(np.float64)
     if scales and ratio.size and np.isfinite(ratio).all() and ratio.min() > 0 and ratio.max() > 1.01 * ratio.min():
         yield (f"the 8-bit numbers of the stored k are {ratio.min():.3g} to {ratio.max():.3g} times as large as their "
                "scales ask for")  # fmt: skip
-
-
-def places(subject: CacheSubject, seen: Seen, which: int) -> Iterator[str]:
-    """Yield in which slots the right rows of tokens are, if these are not the slots of the tokens."""
-    if which not in (K, V) or isinstance(subject.convention, BlockScales) or not subject.convention.addressed:
-        return
-    case, place = seen.case, seen.case.places[which - 1]
-    right, bound = seen.definition(subject, which)
-    number = place.within(torch.arange(len(case.memory))).numpy().reshape(-1, *place.shape[2:])
-    rows = numbers(seen.written.memory)[number]
-    slots, tokens = case.slots[case.slots >= 0].tolist(), np.flatnonzero(case.live.numpy()).tolist()
-    found: dict[int, tuple[int, int]] = {}
-    for at, (token, slot) in enumerate(zip(tokens, slots, strict=True)):
-        hits = np.flatnonzero((abs(rows - right[at]) <= 2 * bound[at]).all(axis=(1, 2)))
-        if len(hits) and slot not in hits:
-            found[token] = int(hits[0]), slot
-    if found:
-        size = place.shape[1]
-        said = [f"token {t} in slot {i} (block {i // size}) in place of slot {slot} (block {slot // size})"
-                for t, (i, slot) in list(found.items())[:FEW]]  # fmt: skip
-        more = f" and {len(found) - FEW} more tokens" if len(found) > FEW else ""
-        yield f"{PARTS[which]} is in other slots: {'; '.join(said)}{more}; blocks have {size} slots"

@@ -84,6 +84,7 @@ class CacheSubject(Implementation):
         skipped: bool = True,
         order: str | None = None,
         block_size: int = BLOCK_SIZE,
+        wider: int = 0,
         weight_offset: float = 0.0,
         seed: int = 0,
     ) -> CacheCase:
@@ -97,6 +98,7 @@ class CacheSubject(Implementation):
             skipped: whether every third token has no slot.
             order: the arrangement of the caches, one of `ORDERS`; by default the first of the convention.
             block_size: the slots of a block.
+            wider: how many more features a head of v has than usual.
             weight_offset: as for `CacheCase`; for a convention with an offset.
             seed: two cases of one seed and one size have the same numbers.
         """
@@ -108,6 +110,7 @@ class CacheSubject(Implementation):
 
         tokens, dim = sizes.batch * sizes.tokens, sizes.head_dim
         heads, value_dim = kind.extents(sizes)
+        value_dim += wider
         inputs = tuple(normal(1, tokens, *shape) for shape in ((sizes.q_heads, dim), (heads, dim), (heads, value_dim)))
         wants_norm = kind.norm if norm is None else norm
         shares = [x.shape[2] if self.norm_across else 1 for x in inputs[:2]]
@@ -166,35 +169,36 @@ class CacheSubject(Implementation):
     # ----------------------------------------------------------------------------------------- the exact results
 
     def expected(self, case: CacheCase) -> tuple[Bounded, Bounded, Bounded]:
-        """Return value and bound of q, k and v before 8-bit floats, ``[T, H, D]`` each, by the definition.
+        """Return value and bound of q, k and v before 8-bit floats, ``[T, H, D]`` each, by the definition."""
+        return self.part(case, 0), self.part(case, 1), self.part(case, 2)
+
+    def part(self, case: CacheCase, which: int) -> Bounded:
+        """Return value and bound of q, k or v (``which`` is 0, 1 or 2).
 
         An operator may round k to the dtype of the inputs before it converts k to the dtype of the cache; the bound
         allows it.
         """
+        value = exact(case.inputs[which][0])
+        if which == 2:
+            return value, np.zeros_like(value)
         arithmetic = self.arithmetic()
         c, s, table = self.cosines(case)
         turning = replace(arithmetic, table=table, store=NO_ROUNDING)
-        turns = self.turning(case.inputs[0].shape[-1], case.rotary_dim)
-        placed = (case.token_positions()[0] != NO_POSITION).numpy()[:, None, None]
-        found = []
-        for i, x in enumerate(case.inputs[:2]):
-            value = exact(x[0]) * placed
-            if i >= len(case.weights):
-                stored = turning if self.convention.unrounded else replace(turning, store=arithmetic.store)
-                found.append(self._turned(value, c, s, case.rotary_dim, stored))
-                continue
-            weight = exact(case.weights[i]) + EXACT(case.weight_offset)
-            relative = self.norm_error(case, weight.size)
-            if case.norm_last:
-                turned, error = self._turned(value, c, s, case.rotary_dim, turning)
-                normed = self.definition.norm(turned, weight, case.eps, turns)
-                bound = norm_bound(turned, error, weight, case.eps, relative, arithmetic.compute)
-            else:
-                normed = self.definition.norm(value, weight, case.eps, turns)
-                normed, bound = self._turned(normed, c, s, case.rotary_dim, turning, relative)
-            found.append((normed, bound + arithmetic.store.of(abs(normed) + bound)))
-        v = exact(case.inputs[2][0])
-        return found[0], found[1], (v, np.zeros_like(v))
+        turns = self.turning(value.shape[-1], case.rotary_dim)
+        value = value * (case.token_positions()[0] != NO_POSITION).numpy()[:, None, None]
+        if which >= len(case.weights):
+            stored = turning if self.convention.unrounded else replace(turning, store=arithmetic.store)
+            return self._turned(value, c, s, case.rotary_dim, stored)
+        weight = exact(case.weights[which]) + EXACT(case.weight_offset)
+        relative = self.norm_error(case, weight.size)
+        if case.norm_last:
+            turned, error = self._turned(value, c, s, case.rotary_dim, turning)
+            normed = self.definition.norm(turned, weight, case.eps, turns)
+            bound = norm_bound(turned, error, weight, case.eps, relative, arithmetic.compute)
+        else:
+            normed = self.definition.norm(value, weight, case.eps, turns)
+            normed, bound = self._turned(normed, c, s, case.rotary_dim, turning, relative)
+        return normed, bound + arithmetic.store.of(abs(normed) + bound)
 
     def cosines(self, case: CacheCase) -> tuple[np.ndarray, np.ndarray, Rounding]:
         """Return the exact cos and sin ``[T, 1, R/2]``, and how far the operator's cos and sin may be from them.
