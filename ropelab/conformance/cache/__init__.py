@@ -12,8 +12,8 @@ operator itself. Reading order:
 - `correct`, `correct_block_scales`: right operators in plain torch.
 - `faults`: the catalogue of wrong operators.
 - `diagnose`: finds the known faults that explain a wrong operator.
-- `seen`, `mistakes`, `scale_mistakes`, `identify`: say what a wrong operator does, from calls that are read in other
-  ways.
+- `calls`, `seen`, `addresses`, `mistakes`, `scale_mistakes`, `read_off`, `identify`: say what a wrong operator does,
+  from calls that are read in other ways.
 """
 
 from ropelab.conformance.cache.case import CacheCase

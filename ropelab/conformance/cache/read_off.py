@@ -19,7 +19,7 @@ from ropelab.conformance.identify.read_off import named_frequencies
 
 
 def hypotheses(seen: Seen, which: int) -> Named:
-    """Yield what a part of the results shows of factors, frequencies, pairs and the norm, to be proven in other calls."""
+    """Yield what a part of the results shows of factors, frequencies, pairs and norm, to be proven in other calls."""
     if which == K and seen.blocks:
         yield from small_scales(seen)
     if which not in (Q, K, RETURNED):
