@@ -66,6 +66,12 @@ class Tokens:
 
 Numbers = Callable[[Tokens], np.ndarray]
 
+
+def _overflowing(bits: int) -> Numbers:
+    """Return the slots of offsets in integers of too few bits."""
+    return lambda t: t.slot * t.stride % 2**bits // t.stride
+
+
 SLOTS: dict[str, Numbers] = {
     "in the slots of the earlier call": lambda t: t.earlier,
     "in the slot after the right one": lambda t: (t.slot + 1) % t.total,
@@ -84,8 +90,7 @@ SLOTS: dict[str, Numbers] = {
     "in the block of its place, at the place of its block": lambda t: (
         t.slot % (t.total // t.size) * t.size + t.slot // (t.total // t.size)
     ),
-    **{f"at the offset of its slot modulo 2^{n} elements": lambda t, n=n: t.slot * t.stride % 2**n // t.stride
-       for n in range(6, 33)},
+    **{f"at the offset of its slot modulo 2^{bits} elements": _overflowing(bits) for bits in range(6, 33)},
 }  # fmt: skip
 """Where k or v of a token with a slot is by mistake, in words -> the slots of all tokens."""
 

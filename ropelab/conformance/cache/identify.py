@@ -135,8 +135,8 @@ def _identified(seen: list[Seen], circumstances: str, deadline: float) -> Identi
             if but := re.fullmatch("for every (.+) but the (first|last)", narrowest):  # others may be right as well
                 reach = f", none of them for the {but[2]} {but[1]}"
             first = next(one for one, elements in zip(seen, wrong, strict=True) if elements.any())
-            facts = islice(chain(slots_in_words(first, which), facts_of(first, which)), 1)
-            read += [f"{fact} {circumstances}".rstrip() for fact in facts]
+            simplest = islice(chain(slots_in_words(first, which), facts_of(first, which)), 1)
+            read += [f"{fact} {circumstances}".rstrip() for fact in simplest]
             unexplained.append(f"{part} {circumstances}".rstrip() + f": {share:.0%} of the elements{reach}")
     if outside and places < 2:
         words = "is written outside of the slots of the tokens"

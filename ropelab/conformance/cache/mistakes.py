@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -60,13 +61,13 @@ def mistakes(seen: list[Seen], which: int) -> Named:
         yield from given_scales(seen[0], which)
     own = source(which)
     for words, step in (("is the one of the next token", -1), ("is the one of the token before", 1)):
-        yield words, called(lambda c, step=step: _input(c, own, c.inputs[own].roll(step, 1)))  # its position stays
+        yield words, called(partial(_rolled, own=own, step=step))
     yield from _rows("is the one")
     yield "has its heads in reverse order", _moved(1, lambda n: np.arange(n)[::-1])
     if which == V:
         for dtype in (torch.bfloat16, torch.float16):
             words = f"is rounded to {str(dtype).removeprefix('torch.')}"
-            yield words, called(lambda c, dtype=dtype: _input(c, V, c.inputs[V].to(dtype).to(c.inputs[V].dtype)))
+            yield words, called(partial(_rounded, dtype=dtype))
         return
     if which == K and kind.queries and not kind.latent:
         yield ("is made of the heads of q with the same numbers",
@@ -129,6 +130,15 @@ def _input(case: CacheCase, which: int, x: torch.Tensor) -> CacheCase:
     return replace(case, inputs=(*case.inputs[:which], x, *case.inputs[which + 1 :]))
 
 
+def _rolled(case: CacheCase, own: int, step: int) -> CacheCase:
+    """Return the case whose input is that of another token; its position stays."""
+    return _input(case, own, case.inputs[own].roll(step, 1))
+
+
+def _rounded(case: CacheCase, dtype: torch.dtype) -> CacheCase:
+    return _input(case, V, case.inputs[V].to(dtype).to(case.inputs[V].dtype))
+
+
 def _old(seen: Seen, which: int) -> Bounded:
     old = seen.stored(which, seen.case.memory)
     assert old is not None, "a part that is stored was stored before"
@@ -166,12 +176,11 @@ def _recalled() -> Named:
         "is divided by the scale of the earlier call": ("scales",),
     }
     for words, names in taken.items():
-        yield (
-            words,
-            lambda seen, which, names=names: seen.told(
-                which, replace(seen.case, **{name: getattr(seen.earlier, name) for name in names})
-            ),
-        )
+        yield words, partial(_of_earlier, names=names)
+
+
+def _of_earlier(seen: Seen, which: int, names: tuple[str, ...]) -> Bounded:
+    return seen.told(which, replace(seen.case, **{name: getattr(seen.earlier, name) for name in names}))
 
 
 def _at(rule: Numbers, change: Change = lambda case: case) -> Hypothesis:
@@ -202,7 +211,7 @@ def _rotations(seen: Seen) -> Named:
         yield words, called(members=members)
     for layout in others:
         yield (f"is written with the pairs as {layout}",
-               called(stores=lambda x, turns, _, layout=layout: pairs(x[..., turns], layout)))  # fmt: skip
+               called(stores=partial(_laid_out, layout=layout)))  # fmt: skip
     for number, part in ((1, "sin0"), (3, "sin1"), (0, "cos0"), (2, "cos1")):
         for words, factor in ((f"is reflected: {SIGNS[part]}", -1), (f"lacks the term with {TERMS[part]}", 0)):
             yield words, called(turn=_turn(np.where(np.arange(4) == number, factor, 1)))
@@ -240,6 +249,10 @@ MEMBERS: dict[str, Callable[[Array, slice, str], tuple[Array, Array]]] = {
     "rotates the features at the other end of the head": _other_end,
 }
 """A mistake about pairs in words -> views of the first and the second members."""
+
+
+def _laid_out(x: Array, turns: slice, _: str, layout: str) -> tuple[Array, Array]:
+    return pairs(x[..., turns], layout)
 
 
 def _turn(factors: Array) -> Callable[[Array, Array, Array, Array], tuple[Array, Array]]:
@@ -437,7 +450,7 @@ def _norms(which: int) -> Named:
     twice: Norm = lambda z, w, eps, t: _DEFINITION(_DEFINITION(z, w, eps, t), w, eps, t)  # noqa: E731
     yield "is normalized twice", called(room=3, norm=twice)
     for eps in (0.0, 1e-5, 1e-8, 1e-3, 1e-2, 1e-12):
-        yield f"is normalized with eps {eps:g}", called(lambda c, eps=eps: replace(c, eps=eps))
+        yield f"is normalized with eps {eps:g}", called(partial(replace, eps=eps))
 
 
 # ------------------------------------------------------------------------------------------------------------- YaRN
@@ -487,6 +500,14 @@ TOGETHER = {
 """The words for both ends where the cause is one."""
 
 
+def _with_numbers(case: CacheCase, of: Callable[..., tuple[float, float, float, float]]) -> CacheCase:
+    return replace(case, yarn=of(*case.yarn))
+
+
+def _with_ends(s: float, low: float, high: float, m: float, of_low, of_high) -> tuple[float, float, float, float]:
+    return s, of_low(low), of_high(high), m
+
+
 def _yarn() -> Named:
     for words, scaling in SCALINGS.items():
         yield words, called(scaling=scaling)
@@ -494,9 +515,9 @@ def _yarn() -> Named:
     for (first, of_low), (last, of_high) in list(product(ENDS.items(), repeat=2))[1:]:
         parts = [f"{said.format(end)} for {end}" for said, end in ((first, "low"), (last, "high")) if said != "{}"]
         words = TOGETHER.get((first, last), f"takes {' and '.join(parts)}, the ends of YaRN's ramp")
-        numbers[words] = lambda s, low, high, m, of_low=of_low, of_high=of_high: (s, of_low(low), of_high(high), m)
+        numbers[words] = partial(_with_ends, of_low=of_low, of_high=of_high)
     for words, of in numbers.items():
-        yield words, called(lambda c, of=of: replace(c, yarn=of(*c.yarn)))
+        yield words, called(partial(_with_numbers, of=of))
 
     def turned(seen: Seen, which: int) -> Bounded:
         factor = seen.case.yarn[3]

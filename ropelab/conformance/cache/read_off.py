@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -25,13 +26,14 @@ def hypotheses(seen: Seen, which: int) -> Named:
     if which not in (Q, K, RETURNED):
         return
     y, right = seen.actual(which), seen.definition(which)[0]
-    plainly = y is not None and y.shape == right.shape and not seen.case.norm_last
+    assert y is not None, "a part that is wrong is there"
+    plainly = y.shape == right.shape and not seen.case.norm_last
     if plainly and seen.case.memory.dtype.itemsize > 1:
         yield from _factors(seen, which, y)
     if seen.case.yarn[0] == 1:
         width = seen.case.inputs[source(which)].shape[-1]
         for words, rates in named_frequencies(seen.subject.base, seen.case.rotary_dim, width):
-            yield f"has {words}", turned_by(lambda positions, rates=rates: positions * rates)
+            yield f"has {words}", turned_by(partial(np.multiply, rates))
     if plainly:
         yield from _other_partners(seen, which, y)
         yield from _normalizing_heads(seen, which, y / right)

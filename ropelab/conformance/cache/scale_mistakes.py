@@ -113,7 +113,7 @@ def made_scales(which: int) -> Named:
         return changed
 
     for other in (part for part in (Q, K, V) if SCALES + part != which):
-        yield f"is that of {PARTS[other]}", lambda seen, which, other=other: seen.told(SCALES + other)
+        yield f"is that of {PARTS[other]}", _of_part(SCALES + other)
     yield "is not written", of(lambda s, seen: np.full_like(s, UNWRITTEN))
     yield "is 1", of(lambda s, seen: np.ones_like(s))
     yield "is its reciprocal", of(lambda s, seen: 1 / s)
@@ -122,6 +122,10 @@ def made_scales(which: int) -> Named:
     yield "is the largest of all heads of the token", of(lambda s, seen: s.max(1, keepdims=True))
     if which < SCALES + V:
         yield "is made before the rotation", _before
+
+
+def _of_part(other: int) -> Hypothesis:
+    return lambda seen, which: seen.told(other)
 
 
 def _before(seen: Seen, which: int) -> Bounded:
@@ -144,7 +148,7 @@ def block_scales(seen: Seen) -> Named:
         yield words, _of_blocks(change)
     weights = isinstance(kind, RopeAndQuantizeIndexer)
     for words, power in WEIGHTS.items() if weights else BESIDE.items():
-        yield f"has right features{words}", _of_blocks(lambda y, e, power=power: _scaled_by(y, e, power * e))
+        yield f"has right features{words}", _of_blocks(_to_power(power))
     if not weights:
         yield ("is divided by the largest magnitude of a block over 448, beside the next power of two as the scale",
                _of_blocks(lambda y, e: (y / _filled(y, e, least)[..., None], e)))  # fmt: skip
@@ -154,8 +158,7 @@ def block_scales(seen: Seen) -> Named:
     for words, factor in (("lack", 1 / WEIGHT_SCALE), ("have twice", WEIGHT_SCALE)):
         shift = float(np.rint(np.log2(factor)))
         yield (f"has right features, and its weights {words} the factor weight_scale",
-               _of_blocks(lambda y, e, shift=shift: _scaled_by(y, e, e + shift),
-                          lambda y, e, rest=factor / 2**shift: rest))  # fmt: skip
+               _of_blocks(_to_power(1, shift), _constant(factor / 2**shift)))  # fmt: skip
 
     def off_power(y: Array, e: Array) -> Blocks:
         """Return the unrounded scale of each block over the power of two nearest to it, and that power's exponent."""
@@ -174,6 +177,14 @@ WEIGHTS = {
 }
 BESIDE = {" beside scales of 1": 0, " beside the reciprocals of its scales": -1}
 """What lies beside right 8-bit floats by mistake, in words -> the power of the right scales."""
+
+
+def _to_power(power: int, shift: float = 0.0) -> Callable[[Array, Array], Blocks]:
+    return lambda y, e: _scaled_by(y, e, power * e + shift)
+
+
+def _constant(factor: float) -> Callable[[Array, Array], float]:
+    return lambda y, e: factor
 
 
 def small_scales(seen: Seen) -> Named:
