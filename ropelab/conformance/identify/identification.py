@@ -174,9 +174,7 @@ def identify(
         return _undone(evidence, sizes, best, 1, late)
 
 
-def _undone(
-    evidence: Evidence, sizes: Sizes, best: tuple[Deviation, ...], variant: int, *late: str
-) -> Identification:
+def _undone(evidence: Evidence, sizes: Sizes, best: tuple[Deviation, ...], variant: int, *late: str) -> Identification:
     """Return what is known of a function that no description reproduces: a partial one, and what single answers show.
 
     Args:
@@ -195,9 +193,7 @@ def _undone(
     return Identification(best, False, (*late, *_unexplained(left, evidence.answers)), facts=facts)
 
 
-def _rare(
-    subject: Subject, sizes: Sizes, deadline: float, usual: Evidence, failed: tuple[Case, ...]
-) -> Identification:
+def _rare(subject: Subject, sizes: Sizes, deadline: float, usual: Evidence, failed: tuple[Case, ...]) -> Identification:
     """Return the identification of a function whose ordinary answers are all right.
 
     Args:
@@ -237,7 +233,14 @@ def _rare(
         left = fresh.wrong(best)
     if not left:
         return Identification(best, True, example=_told(subject, *wrong[0]), right=_right(wrong, evidence.answers))
-    first = () if longest is None else (f"calls of more than {longest} tokens are wrong, shorter calls are right",)
+    first = (
+        ()
+        if longest is None
+        else (
+            f"calls of more than {longest} tokens of {wrong[0][0].question.case.inputs[0].shape[2]} heads are wrong, "
+            "shorter calls are right",
+        )
+    )
     found = _undone(evidence, sizes, (), 0)
     return replace(found, facts=(*first, *found.facts))
 
@@ -365,7 +368,12 @@ def _unexplained(wrong, answers) -> Iterator[str]:
 
 
 def _confined(wrong, answers) -> str:
-    """Return in words the narrowest scope that contains all unexplained answers; empty if it contains all answers."""
+    """Return in words the narrowest scope that contains all unexplained answers; empty if it contains all answers.
+
+    Fewer than three calls have too many circumstances in common by chance.
+    """
+    if len({answer.question.name for answer, _ in wrong}) < 3:
+        return ""
     possible = [scope for scope in scopes(wrong, answers) if scope.mask is None]
     possible = [s for s in possible if all(_has(s, answer) for answer, _ in wrong)]
     narrowest = min(possible, key=lambda s: sum(_has(s, answer) for answer in answers), default=None)

@@ -53,7 +53,9 @@ def _answer(made: Callable[[int], Plan], which: int) -> Told | str:
         return exact(case.inputs[which]), np.zeros(1)
     given = [exact(x) for x in (case.cotangents if plan.is_gradient else case.inputs)]
     if plan.flat == plan.question.kind:
-        given = [_in_memory(x, plan.subject.format(case)) for x in (case.cotangents if plan.is_gradient else case.inputs)]
+        given = [
+            _in_memory(x, plan.subject.format(case)) for x in (case.cotangents if plan.is_gradient else case.inputs)
+        ]
     y, bound = _from(made, plan, given)
     # Nothing determines the numbers in the gaps of memory.
     return (np.nan_to_num(y), np.where(np.isnan(y), np.inf, bound)) if plan.flat == plan.question.kind else (y, bound)

@@ -153,9 +153,7 @@ def _parts(wrong: np.ndarray, hit: np.ndarray, axes: tuple[int, ...]) -> Iterato
     yield from ([np.array([i]) for i in at] for at in np.argwhere(wrong))
 
 
-def said(
-    part: list[np.ndarray], shape: tuple[int, ...], nouns: Sequence[str], labels: np.ndarray | None = None
-) -> str:
+def said(part: list[np.ndarray], shape: tuple[int, ...], nouns: Sequence[str], labels: np.ndarray | None = None) -> str:
     """Return in words the indices of a part along each axis; empty for the whole."""
     found = []
     for axis, (noun, numbers, size) in enumerate(zip(nouns, part, shape, strict=True)):

@@ -76,9 +76,16 @@ def read(subject: Subject, answer: Answer, known: tuple[Deviation, ...] = ()) ->
         sources = [(answer.name, seen.right, seen.bound)]
         sources += [(name, *y) for name, y in told.items() if name != answer.name and not isinstance(y, str)]
         given = {"the cotangent" if plan.is_gradient else "the input": answer.given}
-        yield from plain(seen.y, seen.wrong, sources, given, NOUNS, plan.rotary_dim)
+        found = False
+        for fact in plain(seen.y, seen.wrong, sources, given, _nouns(seen), plan.rotary_dim):
+            yield fact
+            found = True
         for reading in (_rows, _columns, _entries, _sums, _angles):
-            yield from reading(seen)
+            if found and reading is _angles:  # numbers of one pair say less
+                return
+            for fact in reading(seen):
+                yield fact
+                found = True
 
 
 @dataclass(frozen=True)
@@ -184,7 +191,9 @@ def _rows(seen: _Seen) -> Iterator[str]:
         return
     for axes in ((2,), ()):
         read = _read_rows(seen, before, after, plan, axes)
-        if read is not None and not seen.off(partial(set_row, row=read[..., None])).any():
+        if (
+            read is not None and not seen.off(partial(set_row, row=read[..., None]), 2).any()
+        ):  # or two turns after another
             if words := _rows_in_words(seen, read):
                 yield words
             return
@@ -376,7 +385,10 @@ def _entries(seen: _Seen) -> Iterator[str]:
     lost: set[int] = set()
     wrong = np.array([~(abs(values - meant) < _close(seen)) for values, meant in zip(found, right, strict=True)])
     for pair in np.flatnonzero(wrong.any(axis=(0, 1, 2, 3))).tolist():
-        every = {entry: (values[..., pair], wrong[..., pair].any(axis=0)) for entry, values in zip(ENTRIES, found, strict=True)}
+        every = {
+            entry: (values[..., pair], wrong[..., pair].any(axis=0))
+            for entry, values in zip(ENTRIES, found, strict=True)
+        }
         together = _found(seen, pair, every)
         for entry, hit in zip(ENTRIES, wrong[..., pair], strict=True):
             own = together if together or not hit.any() else _found(seen, pair, {entry: (every[entry][0], hit)})
@@ -394,7 +406,7 @@ def _entries(seen: _Seen) -> Iterator[str]:
     hits = [np.flatnonzero(wrong.any(axis=(0, 4, *(1 + i for i in range(3) if i != axis)))) for axis in range(3)]
     for only in (None, hits):
         if not seen.off(partial(_read_from, reads=reads, only=only))[..., ours].any():
-            where = "" if only is None else said([*hits, np.arange(1)], (*row.shape[:3], 1), NOUNS)
+            where = "" if only is None else said([*hits, np.arange(1)], (*row.shape[:3], 1), _nouns(seen))
             rest = f"; pairs {listed(np.array(sorted(lost)))} unexplained" * bool(lost)
             yield f"{_entries_in_words(told, row.shape[-1])} {where}".rstrip() + rest
             return
@@ -480,7 +492,10 @@ def _read_from(plan: Plan, reads: dict[str, tuple[np.ndarray, ...]], only: list[
     if only is not None:
         chosen[...] = False
         chosen[np.ix_(*only)] = True
-    for entries, parts in ((("cos0", "cos1"), ("row", "frequency")), (("sin0", "sin1"), ("sine_row", "sine_frequency"))):
+    for entries, parts in (
+        (("cos0", "cos1"), ("row", "frequency")),
+        (("sin0", "sin1"), ("sine_row", "sine_frequency")),
+    ):
         changed = [reads[entry] for entry in entries]
         for n, part in enumerate(parts):  # a member that keeps its own number leaves the choice to the other
             ours, (first, second) = getattr(plan, part), (read[n] for read in changed)
@@ -555,7 +570,7 @@ def _angles(seen: _Seen) -> Iterator[str]:
     if not alike[hit].all():
         at = tuple(np.argwhere(hit & ~alike)[0])
         numbers = ", ".join(f"{v[at]:.4g}" for v in (found[0], -found[2], found[3], found[1]))
-        yield f"multiplies pair {at[3]} by the matrix ({numbers}), which is no rotation with a factor, {_at(at)}"
+        yield f"multiplies pair {at[3]} by the matrix ({numbers}), which is no rotation with a factor, {_at(seen, at)}"
         return
     off, length = np.angle(ours * meant.conj()), abs(ours / meant)
     at = tuple(np.argwhere(hit & (abs(off) == abs(off[hit]).max()))[0])
@@ -563,11 +578,18 @@ def _angles(seen: _Seen) -> Iterator[str]:
     longer = abs(length[hit] - 1)
     if abs(off[at]) < longer.max() / 8:
         at = tuple(np.argwhere(hit & (abs(length - 1) == longer.max()))[0])
-        yield f"has the right angles and other lengths, such as {length[at]:.6g} times the right one of pair {at[3]} {_at(at)}"
+        longer_by = f"{length[at]:.6g} times the right one of pair {at[3]} {_at(seen, at)}"
+        yield f"has the right angles and other lengths, such as {longer_by}"
         return
     lengths = "the right lengths" if longer.max() < _close(seen) else "other lengths"
-    yield f"has {lengths} and other angles, such as {angle + off[at]:.8g} rad in place of {angle:.8g} rad for pair {at[3]} {_at(at)}"
+    turned = f"{angle + off[at]:.8g} rad in place of {angle:.8g} rad for pair {at[3]} {_at(seen, at)}"
+    yield f"has {lengths} and other angles, such as {turned}"
 
 
-def _at(at: tuple) -> str:
-    return "of " + " of ".join(f"{noun} {index}" for noun, index in reversed(list(zip(NOUNS, at[:3], strict=False))))
+def _at(seen: _Seen, at: tuple) -> str:
+    return "of " + " of ".join(f"{noun} {index}" for noun, index in zip(_nouns(seen)[2::-1], at[2::-1], strict=True))
+
+
+def _nouns(seen: _Seen) -> tuple[str, ...]:
+    """Return the names of the axes; the numbers of a sample are no numbers of tokens of the call."""
+    return tuple(f"sampled {noun}" if noun == "token" and seen.answer.question.tokens else noun for noun in NOUNS)

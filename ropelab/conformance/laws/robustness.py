@@ -15,7 +15,6 @@ from ropelab.conformance.surroundings import filling, set_filling
 from ropelab.conformance.words import said
 from ropelab.layout.seq_format import to_bshd
 
-
 MOST_ROWS = 65_536
 """The number of heads of tokens up to which a long call has all heads."""
 
