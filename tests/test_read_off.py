@@ -14,9 +14,8 @@ from ropelab.conformance.declared import declare
 from ropelab.conformance.faults import correct
 from ropelab.conformance.identify import identify
 from ropelab.conformance.identify.evidence import Answer
-from ropelab.conformance.identify.plain import plain
+from ropelab.conformance.identify.plain import listed, plain
 from ropelab.conformance.identify.questions import questions
-from ropelab.conformance.identify.plain import listed
 from ropelab.conformance.identify.read_off import read
 from ropelab.conformance.surroundings import Surroundings
 
