@@ -81,7 +81,7 @@ def read(subject: Subject, answer: Answer, known: tuple[Deviation, ...] = ()) ->
             yield fact
             found = True
         for reading in (_rows, _columns, _entries, _sums, _angles):
-            if found and reading is _angles:  # numbers of one pair say less
+            if found and reading not in (_rows, _columns):  # the pairs one by one say less
                 return
             for fact in reading(seen):
                 yield fact
