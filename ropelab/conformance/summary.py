@@ -36,7 +36,12 @@ def summary(found: Mapping[str, Any]) -> str:
         parts.append(list(_does(measured, broken)))
         faults = found["diagnosis"][:FEW]
         if faults:
-            parts.append(["Known faults with the same answers:", *(f"  - {line}" for line in faults)])
+            parts.append(
+                [
+                    "Known faults with the same answers, though the cause may be another:",
+                    *(f"  - {line}" for line in faults),
+                ]
+            )
     if raised:
         told = list(_raised(raised[0]["traceback"])) or [raised[0]["message"]]
         parts.append([f"It raises, during the law {raised[0]['law']}:", *told])

@@ -158,7 +158,8 @@ def measure(
             read = columns_read(subject, declaration.sizes)
             return Identification(read, bool(read))
         if report.failed != ("inplace",):
-            return identify(subject, declaration.sizes, seconds, report.history)
+            failed = tuple(r.counterexample.case for r in report.results if r.counterexample is not None)
+            return identify(subject, declaration.sizes, seconds, report.history, failed)
         if report["inplace"].counterexample is None:  # the law says what happened
             return Identification()
         found = identify(replace(subject, in_place=True), declaration.sizes, seconds)

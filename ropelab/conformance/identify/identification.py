@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ropelab.conformance.case import NotApplicable, Sizes
+from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.identify.dependence import findings, remembers
 from ropelab.conformance.identify.deviation import Deviation, simulate
 from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
 from ropelab.conformance.identify.larger import larger, thresholds
 from ropelab.conformance.identify.passed import alone, passed
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, questions
-from ropelab.conformance.identify.rare import beyond, length_question, longest_right, rare_questions
+from ropelab.conformance.identify.rare import beyond, broken_questions, length_question, longest_right, rare_questions
 from ropelab.conformance.identify.read_off import read_off
 from ropelab.conformance.identify.repair import Repair, repaired
 from ropelab.conformance.identify.scopes import scopes
@@ -96,7 +96,11 @@ class Identification:
 
 
 def identify(
-    subject: Subject, sizes: Sizes | None = None, seconds: float = SECONDS, history: tuple[str, ...] = ()
+    subject: Subject,
+    sizes: Sizes | None = None,
+    seconds: float = SECONDS,
+    history: tuple[str, ...] = (),
+    failed: tuple[Case, ...] = (),
 ) -> Identification:
     """Measure what a function does, and describe it by the fewest deviations from the definition.
 
@@ -107,13 +111,14 @@ def identify(
         seconds: the limit of CPU time. A search that is not done by then has an identification without a proof.
         history: what `recalls` found before any other call of the function. The answers then describe the function
             after such calls.
+        failed: calls that broke a law. They are measured if all other answers are right.
 
     Returns:
         A description that reproduces every answer, to questions that led to it and to fresh questions; or else the
         answers that remain unexplained.
     """
     if history:
-        after = identify(subject, sizes, seconds)
+        after = identify(subject, sizes, seconds, failed=failed)
         then = tuple(f"after such calls {d}" for d in (after.deviations if after.proven else after.facts))
         return Identification((), False, facts=(*history, *then))
     if sizes is None:
@@ -135,9 +140,7 @@ def identify(
             return replace(others, facts=(*map(str, parts), *others.facts))
     deadline = time.thread_time() + seconds
     best: tuple[Deviation, ...] = ()
-    left: list = []
     evidence: Evidence | None = None
-    fresh: Evidence | None = None
     try:
         evidence = Evidence(subject, sizes, deadline)
         if remembers(subject, sizes):  # the answers depend on the order of the questions
@@ -146,17 +149,12 @@ def identify(
         for variant in range(1, ROUNDS + 1):
             for description in search(evidence, best):
                 best = description
-            if left := evidence.wrong(best):
-                best = _needed(evidence, best)
-                left = evidence.wrong(best)
-                fresh = Evidence(subject, sizes, math.inf, variant) if best else None
-                partly = _partly(evidence, fresh, best)
-                facts = (*partly, *_facts(evidence, left, best))
-                return Identification(best, False, tuple(_unexplained(left, evidence.answers)), facts=facts)
+            if evidence.wrong(best):
+                return _undone(evidence, sizes, best, variant)
             fresh = Evidence(subject, sizes, deadline, variant)
             left = fresh.wrong(best)
             if not left and not best and variant == 1:
-                return _rare(subject, sizes, deadline + RARE_SECONDS, evidence)
+                return _rare(subject, sizes, deadline + RARE_SECONDS, evidence, failed)
             if not left:
                 fresh.answers += larger(subject, sizes, deadline, variant, best)
                 fresh.answers += thresholds(subject, sizes, deadline, variant, best)
@@ -168,33 +166,47 @@ def identify(
                 told = tuple(_retold(d, subject, right) for d in best)
                 return Identification(told, True, (), repair, _example(subject, sizes, wrong), right)
             evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
-        return Identification(
-            best, False, tuple(_unexplained(left, evidence.answers)), facts=_facts(evidence, left, best)
-        )
+        return _undone(evidence, sizes, best, ROUNDS)
     except OutOfTime:
         late = f"the search did not end within {seconds:g} s of CPU time"
         if evidence is None or not seconds:
             return Identification(best, False, (late,))
-        evidence.deadline = math.inf
-        if not (left := evidence.wrong(best)):  # no other calls could refute the description
-            best, left = (), evidence.wrong(())
-        return Identification(
-            best, False, (late, *_unexplained(left, evidence.answers)), facts=_facts(evidence, left, best)
-        )
+        return _undone(evidence, sizes, best, 1, late)
 
 
-def _rare(subject: Subject, sizes: Sizes, deadline: float, usual: Evidence) -> Identification:
+def _undone(evidence: Evidence, sizes: Sizes, best: tuple[Deviation, ...], variant: int, *late: str) -> Identification:
+    """Return what is known of a function that no description reproduces: a partial one, and what single answers show.
+
+    Args:
+        evidence: the answers.
+        sizes: the extents of fresh calls.
+        best: the best description.
+        variant: the variant of the fresh calls.
+        late: why the search ended early.
+    """
+    evidence.deadline = math.inf
+    if not evidence.wrong(best := _needed(evidence, best)):  # no other calls could refute the description
+        best = ()
+    left = evidence.wrong(best)
+    fresh = Evidence(evidence.subject, sizes, math.inf, variant) if best else None
+    facts = (*_partly(evidence, fresh, best), *_facts(evidence, left, best))
+    return Identification(best, False, (*late, *_unexplained(left, evidence.answers)), facts=facts)
+
+
+def _rare(subject: Subject, sizes: Sizes, deadline: float, usual: Evidence, failed: tuple[Case, ...]) -> Identification:
     """Return the identification of a function whose ordinary answers are all right.
 
     Args:
         subject, sizes: as for `identify`.
         deadline: the limit of CPU time.
         usual: the ordinary answers. A description has to leave them right.
+        failed: as for `identify`.
     """
     evidence = Evidence(subject, sizes, deadline, 0, rare_questions)
     wrong = evidence.wrong(())
     if not wrong:
-        return Identification()
+        evidence = Evidence(subject, sizes, math.inf, 0, lambda *of: broken_questions(failed))
+        return _undone(evidence, sizes, (), 0) if evidence.wrong(()) else Identification()
     best: tuple[Deviation, ...] = (beyond(),)
     if evidence.left(best, 0) == 0:
         return Identification(best, True, example=_told(subject, *wrong[0]))
@@ -221,8 +233,16 @@ def _rare(subject: Subject, sizes: Sizes, deadline: float, usual: Evidence) -> I
         left = fresh.wrong(best)
     if not left:
         return Identification(best, True, example=_told(subject, *wrong[0]), right=_right(wrong, evidence.answers))
-    first = () if longest is None else (f"calls of more than {longest} tokens are wrong, shorter calls are right",)
-    return Identification((), False, tuple(_unexplained(left, evidence.answers)), facts=first)
+    first = (
+        ()
+        if longest is None
+        else (
+            f"calls of more than {longest} tokens of {wrong[0][0].question.case.inputs[0].shape[2]} heads are wrong, "
+            "shorter calls are right",
+        )
+    )
+    found = _undone(evidence, sizes, (), 0)
+    return replace(found, facts=(*first, *found.facts))
 
 
 def _needed(evidence: Evidence, best: tuple[Deviation, ...]) -> tuple[Deviation, ...]:
@@ -348,7 +368,12 @@ def _unexplained(wrong, answers) -> Iterator[str]:
 
 
 def _confined(wrong, answers) -> str:
-    """Return in words the narrowest scope that contains all unexplained answers; empty if it contains all answers."""
+    """Return in words the narrowest scope that contains all unexplained answers; empty if it contains all answers.
+
+    Fewer than three calls have too many circumstances in common by chance.
+    """
+    if len({answer.question.name for answer, _ in wrong}) < 3:
+        return ""
     possible = [scope for scope in scopes(wrong, answers) if scope.mask is None]
     possible = [s for s in possible if all(_has(s, answer) for answer, _ in wrong)]
     narrowest = min(possible, key=lambda s: sum(_has(s, answer) for answer in answers), default=None)

@@ -176,7 +176,8 @@ class Measured:
         power = 1.0
         if scaled is not None:
             factor = self.asked["tables with a factor"].case.factor
-            other = np.hypot(scaled.cos0[at[0], 0, at[2]], scaled.sin1[at[0], 0, at[2]])
+            where = min(at[0], len(scaled.cos0) - 1), 0, min(at[2], scaled.cos0.shape[2] - 1)
+            other = np.hypot(scaled.cos0[where], scaled.sin1[where])
             power = self._simple(math.log(max(other.mean(), 1e-9) / max(first.mean(), 1e-9)) / math.log(factor))
         if power != 1:
             words = "drops the factor of the tables" if power == 0 else f"applies power {power:g} of the tables' factor"

@@ -52,8 +52,17 @@ def _answer(made: Callable[[int], Plan], which: int) -> Told | str:
     if plan.question.kind == INPUTS and plan.changed_inputs == plan.subject.in_place:
         return exact(case.inputs[which]), np.zeros(1)
     given = [exact(x) for x in (case.cotangents if plan.is_gradient else case.inputs)]
-    if plan.is_gradient and plan.flat_cotangents:
-        given = [_in_memory(x, plan.subject.format(case)) for x in case.cotangents]
+    if plan.flat == plan.question.kind:
+        given = [
+            _in_memory(x, plan.subject.format(case)) for x in (case.cotangents if plan.is_gradient else case.inputs)
+        ]
+    y, bound = _from(made, plan, given)
+    # Nothing determines the numbers in the gaps of memory.
+    return (np.nan_to_num(y), np.where(np.isnan(y), np.inf, bound)) if plan.flat == plan.question.kind else (y, bound)
+
+
+def _from(made: Callable[[int], Plan], plan: Plan, given: list[np.ndarray]) -> Told:
+    which = plan.which
     if not plan.is_gradient:
         return _forward(plan, given)
     if plan.wires is not None and plan.own_gradient:

@@ -69,12 +69,12 @@ def _copied(y: np.ndarray, wrong: np.ndarray, sources: Sequence[Source], nouns: 
         key = ("" if name == own else name, *(noun for noun, _, _ in moved))
         found.setdefault(key, set()).add(tuple((i, j) for _, i, j in moved))
     if len(found) == 1 and (key := next(iter(found))) != ("",):
-        said = [
+        moves = [
             ", ".join(f"of {noun} {j} in {noun} {i}" for noun, (i, j) in zip(key[1:], move, strict=True))
             for move in sorted(found[key])
         ]
-        more = f" and {len(said) - FEW} more" if len(said) > FEW else ""
-        yield f"has the result {f'of {key[0]} ' * bool(key[0])}{'; '.join(said[:FEW])}{more}".rstrip()
+        more = f" and {len(moves) - FEW} more" if len(moves) > FEW else ""
+        yield f"has the result {f'of {key[0]} ' * bool(key[0])}{'; '.join(moves[:FEW])}{more}".rstrip()
 
 
 def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> int:
@@ -110,8 +110,8 @@ def listed(numbers: np.ndarray) -> str:
     """Return numbers one after another; a run of more than three as its first and its last."""
     numbers = numbers.reshape(-1)
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    said = [text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 3 else map(str, run.tolist()))]
-    return ", ".join(said[:9]) + (", ..." if len(said) > 9 else "")
+    told = [text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 3 else map(str, run.tolist()))]
+    return ", ".join(told[:9]) + (", ..." if len(told) > 9 else "")
 
 
 def _where(wrong: np.ndarray, hit: np.ndarray, nouns: Sequence[str], labels: np.ndarray | None = None) -> str:
@@ -126,9 +126,9 @@ def _where(wrong: np.ndarray, hit: np.ndarray, nouns: Sequence[str], labels: np.
     if len(parts) > FEW:
         every = [np.flatnonzero(wrong.any(axis=tuple(i for i in range(wrong.ndim) if i != axis)))
                  for axis in range(wrong.ndim)]  # fmt: skip
-        within = _said(every, wrong.shape, nouns, labels)
+        within = said(every, wrong.shape, nouns, labels)
         return f"in {wrong.sum()} numbers{f', all of them {within}' if within else ''}"
-    return " and ".join(_said(part, wrong.shape, nouns, labels) for part in parts)
+    return " and ".join(said(part, wrong.shape, nouns, labels) for part in parts)
 
 
 def _parts(wrong: np.ndarray, hit: np.ndarray, axes: tuple[int, ...]) -> Iterator[list[np.ndarray]]:
@@ -153,9 +153,8 @@ def _parts(wrong: np.ndarray, hit: np.ndarray, axes: tuple[int, ...]) -> Iterato
     yield from ([np.array([i]) for i in at] for at in np.argwhere(wrong))
 
 
-def _said(
-    part: list[np.ndarray], shape: tuple[int, ...], nouns: Sequence[str], labels: np.ndarray | None = None
-) -> str:
+def said(part: list[np.ndarray], shape: tuple[int, ...], nouns: Sequence[str], labels: np.ndarray | None = None) -> str:
+    """Return in words the indices of a part along each axis; empty for the whole."""
     found = []
     for axis, (noun, numbers, size) in enumerate(zip(nouns, part, shape, strict=True)):
         if len(numbers) < size:

@@ -152,7 +152,7 @@ class Plan:
         overwritten: whether a later call overwrites the results.
         changed_inputs: whether the call overwrites its inputs though it is not in place, or leaves them though it is.
         changed_arguments: whether the call changes its other arguments.
-        flat_cotangents: whether the backward reads strided cotangents as if their memory were contiguous.
+        flat: the kind of answers for which strided inputs or cotangents are read as if their memory were contiguous.
         changed_cotangents: whether the backward overwrites the cotangents that it gets.
     """
 
@@ -192,7 +192,8 @@ class Plan:
         self.rounded: dict[str, str] = {}
         self.side: dict[str, int] = {}
         self.inexact, self.extra = 0.0, 0
-        self.several = self.swapped = self.overwritten = self.flat_cotangents = False
+        self.several = self.swapped = self.overwritten = False
+        self.flat = ""
         self.changed_inputs = self.changed_arguments = self.changed_cotangents = False
 
     @classmethod

@@ -167,7 +167,7 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
     yield Question("a call after a shorter sequence", plain, FORWARD, _after_shorter, (1,))
     apart_in = "an offset for each sequence"
     for name, at in cases.items():
-        if at in (plain, later) or name in (apart_in, "large positions", "tables with a factor"):
+        if at in (plain, later) or name in (apart_in, "large positions", "tables with a factor", "packed documents"):
             yield Question(f"the gradient for {name}", at, GRADIENT, gradient)
     ones = tuple(torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape) for x in plain.inputs)
     yield Question("the gradient of a sum", replace(plain, cotangents=ones), GRADIENT, gradient)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +12,9 @@ from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.identify.deviation import Deviation
 from ropelab.conformance.identify.evidence import Answer
 from ropelab.conformance.identify.plan import Plan
-from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question
+from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question, forward, gradient
 from ropelab.conformance.laws.numerics import require_quick
-from ropelab.conformance.laws.robustness import far_apart, sampled
+from ropelab.conformance.laws.robustness import far_apart, long_call, odd_pairs, sampled, three_heads, wide_heads
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.tensors import Tensors
 
@@ -38,26 +38,27 @@ def rare_questions(subject: Subject, sizes: Sizes, variant: int) -> Iterator[Que
         if dtype != subject.dtype:
             name = str(dtype).removeprefix("torch.")
             case = subject.draw(sizes, dtype=dtype, seed=variant)
-            yield Question(f"tokens in {name}", case, FORWARD, lambda s, c: s(c))
+            yield Question(f"tokens in {name}", case, FORWARD, forward)
             far = replace(sizes, tokens=5)
             at = torch.tensor(FAR_POSITIONS) + variant
             beyond_16_bits = subject.draw(far, dtype=dtype, positions=at, seed=variant)
-            yield Question(f"large positions in {name}", beyond_16_bits, FORWARD, lambda s, c: s(c))
+            yield Question(f"large positions in {name}", beyond_16_bits, FORWARD, forward)
             if subject.convention.differentiable:
-                yield Question(f"the gradient in {name}", subject.cotangents(case), GRADIENT,
-                               lambda s, c: s.gradients(c)[1])  # fmt: skip
+                yield Question(f"the gradient in {name}", subject.cotangents(case), GRADIENT, gradient)
     for tokens in dict.fromkeys((sizes.q_heads, sizes.k_heads, sizes.batch)):  # axes that have one extent
         case = subject.draw(replace(sizes, tokens=tokens), seed=variant)
-        yield Question(f"{tokens} tokens", case, FORWARD, lambda s, c: s(c))
+        yield Question(f"{tokens} tokens", case, FORWARD, forward)
+    for other in (three_heads(sizes), odd_pairs(subject, sizes), wide_heads(subject, sizes)):
+        if other != sizes:
+            yield Question(f"calls of {other}", subject.draw(other, seed=variant), FORWARD, forward)
     if subject.convention.looks_up:
         case = subject.draw(sizes, spare_rows=0, seed=variant)
-        yield Question("tables that end with the last token", case, FORWARD, lambda s, c: s(c))
+        yield Question("tables that end with the last token", case, FORWARD, forward)
     case, after = subject.draw(sizes, seed=variant), subject.draw(sizes, seed=variant + 7)
     if not subject.in_place:
         yield Question("a call, read after the next call", case, FORWARD, _handed_over(after), after=after)
-    one = replace(sizes, batch=1, q_heads=1, k_heads=1)
     for count in sorted({128, *sizes.token_counts, MANY}):
-        long = replace(one, tokens=count + 1 + variant)
+        long = long_call(sizes, count + 1 + variant)
         try:
             require_quick(subject, long, SECONDS)
         except NotApplicable:
@@ -67,6 +68,15 @@ def rare_questions(subject: Subject, sizes: Sizes, variant: int) -> Iterator[Que
             yield from same_position(subject, long)
     case = subject.draw(replace(sizes, batch=3), dtype=torch.bfloat16, seed=variant)
     yield Question(f"sequences {FAR} elements apart in memory", case, FORWARD, _far)
+
+
+def broken_questions(cases: Iterable[Case]) -> Iterator[Question]:
+    """Yield the calls that broke a law; a call with cotangents also asks for their gradients."""
+    for case in cases:
+        shapes = " and ".join(str(list(x.shape)) for x in case.inputs)
+        if case.cotangents:
+            yield Question(f"the gradient for inputs {shapes}", case, GRADIENT, gradient)
+        yield Question(f"inputs {shapes}", case, FORWARD, forward)
 
 
 def longest_right(answers: list[Answer], subject: Subject, wrong: list[tuple[Answer, np.ndarray]]) -> int | None:
@@ -84,8 +94,7 @@ def longest_right(answers: list[Answer], subject: Subject, wrong: list[tuple[Ans
     which = {a.which for a, _ in wrong}
     while high - low > 1:
         middle = (low + high) // 2
-        one = Sizes(1, middle, 1, 1, *_widths(wrong[0][0].question.case))
-        question = _long(subject, subject.draw(one))
+        question = length_question(subject, wrong, middle)
         try:
             values = question.answer(subject)
         except NotApplicable:
@@ -100,11 +109,10 @@ def longest_right(answers: list[Answer], subject: Subject, wrong: list[tuple[Ans
 
 def length_question(subject: Subject, wrong: list[tuple[Answer, np.ndarray]], tokens: int) -> Question:
     """Return the question about some tokens of a call with a number of tokens."""
-    return _long(subject, subject.draw(Sizes(1, tokens, 1, 1, *_widths(wrong[0][0].question.case))))
-
-
-def _widths(case: Case) -> tuple[int, int]:
-    return case.inputs[0].shape[-1], case.rotary_dim
+    case = wrong[0][0].question.case
+    heads = [x.shape[2] for x in case.inputs]
+    one = Sizes(1, tokens, heads[0], heads[-1], case.inputs[0].shape[-1], case.rotary_dim)
+    return _long(subject, subject.draw(one))
 
 
 def same_position(subject: Subject, extents: Sizes) -> Iterator[Question]:

@@ -11,18 +11,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
+from typing import NamedTuple
 
 import numpy as np
 
 from ropelab.conformance.bounds import EXACT
-from ropelab.conformance.identify.angles import CLOSE, rows, slopes, waves
+from ropelab.conformance.identify.angles import CLOSE, refined, rows, slopes, waves
 from ropelab.conformance.identify.deviation import Deviation, Scope, planned, simulate
 from ropelab.conformance.identify.evidence import Answer
+from ropelab.conformance.identify.matrix import TINY, blocks, matrices
 from ropelab.conformance.identify.measured import FAR
-from ropelab.conformance.identify.plain import feature_order, listed, order_words, plain
+from ropelab.conformance.identify.plain import feature_order, listed, order_words, plain, said
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT
-from ropelab.conformance.identify.vocabulary import PAIR, TERMS, set_row
+from ropelab.conformance.identify.vocabulary import PAIR, set_row
 from ropelab.conformance.law import names
 from ropelab.conformance.subject import Subject
 from ropelab.layout.pairing import LAYOUTS, pairs, permutation
@@ -33,6 +35,8 @@ NEAR_ROWS = 300
 FEW = 3
 """The number of facts, and of parts of an answer, that are told."""
 NOUNS = ("sequence", "token", "head", "feature")
+ENTRIES = ("cos0", "cos1", "sin0", "sin1")
+"""The factors of a pair: ``y0 = cos0 x0 - sin0 x1`` and ``y1 = cos1 x1 + sin1 x0``."""
 
 Wrong = list[tuple[Answer, np.ndarray]]
 
@@ -72,9 +76,16 @@ def read(subject: Subject, answer: Answer, known: tuple[Deviation, ...] = ()) ->
         sources = [(answer.name, seen.right, seen.bound)]
         sources += [(name, *y) for name, y in told.items() if name != answer.name and not isinstance(y, str)]
         given = {"the cotangent" if plan.is_gradient else "the input": answer.given}
-        yield from plain(seen.y, seen.wrong, sources, given, NOUNS, plan.rotary_dim)
-        for reading in (_rows, _columns, _terms):
-            yield from reading(seen)
+        found = False
+        for fact in plain(seen.y, seen.wrong, sources, given, _nouns(seen), plan.rotary_dim):
+            yield fact
+            found = True
+        for reading in (_rows, _columns, _entries, _sums, _angles):
+            if found and reading not in (_rows, _columns):  # the pairs one by one say less
+                return
+            for fact in reading(seen):
+                yield fact
+                found = True
 
 
 @dataclass(frozen=True)
@@ -180,7 +191,9 @@ def _rows(seen: _Seen) -> Iterator[str]:
         return
     for axes in ((2,), ()):
         read = _read_rows(seen, before, after, plan, axes)
-        if read is not None and not seen.off(partial(set_row, row=read[..., None])).any():
+        if (
+            read is not None and not seen.off(partial(set_row, row=read[..., None]), 2).any()
+        ):  # or two turns after another
             if words := _rows_in_words(seen, read):
                 yield words
             return
@@ -302,13 +315,6 @@ def _columns(seen: _Seen) -> Iterator[str]:
     position = plan.position[..., 0].astype(np.float64) / seen.answer.question.case.interpolation
     sense = float(plan.multiple) * (-1 if plan.is_gradient else 1)
     turn = (after * before.conj()).sum(axis=2) / ((abs(before) ** 2).sum(axis=2) * plan.factor)
-    order = []
-    right = plan.frequency.astype(np.float64)
-    for pair in range(count):
-        off = abs(np.exp(1j * sense * position * right) - turn[..., pair, None]).max(axis=(0, 1))
-        order.append(pair if off[pair] < _close(seen) else int(off.argmin()))
-    if order != list(range(count)) and not seen.off(partial(_with, frequency=plan.frequency[..., order])).any():
-        yield f"turns pairs {list(range(count))} by the frequencies of pairs {order}"
     for words, rates in named_frequencies(seen.subject.base, 2 * count, seen.y.shape[-1]):
         if not seen.off(partial(_with, frequency=rates)).any():
             yield f"has {words}"
@@ -323,11 +329,14 @@ def _columns(seen: _Seen) -> Iterator[str]:
 def _fitted_base(position: np.ndarray, angles: np.ndarray) -> float | None:
     """Return the base whose frequencies fit angles ``[S, pairs]`` at positions ``[S]`` best; None if none can.
 
-    Consecutive tokens show the frequency of a pair up to a turn, and a longer lever refines it.
+    The first tokens, which are consecutive, show the frequency of a pair up to a turn, and others refine it.
     """
-    if len(position) < 3 or angles.shape[1] < 3 or not (np.diff(position) == 1).all() or not np.isfinite(angles).all():
+    run = 1 + int((np.cumprod(np.diff(position) == 1)).sum())
+    if run < 3 or angles.shape[1] < 3 or not np.isfinite(angles).all():
         return None
-    slope, intercept = slopes(angles)
+    slope, intercept = slopes(angles[:run])
+    intercept = intercept - position[0] * slope
+    slope = refined(slope, intercept, angles[run:], position[run:])
     if not (slope > 0).all():
         return None
     fitted = np.polyfit(np.arange(len(slope)), np.log(slope), 1)
@@ -362,27 +371,225 @@ def named_frequencies(base: float, rotary_dim: int, head_dim: int) -> Iterator[t
             yield words, EXACT(base) ** (-twice / rotary_dim) * by
 
 
-def _terms(seen: _Seen) -> Iterator[str]:
-    """Yield the factors of the four products of a pair, if they are not all 1."""
-    _, _, plan = seen.turned()
-    written = pairs(np.arange(plan.rotary_dim), plan.layout if plan.is_gradient else plan.out_layout)
-    factors: dict[str, float] = {}
-    for features, products in zip(written, (("cos0", "sin0"), ("cos1", "sin1")), strict=True):
-        if plan.is_gradient:  # the gradient applies the transposed matrix
-            products = (products[0], "sin1" if products[1] == "sin0" else "sin0")
-        for fit in product((1.0, 0.0, -1.0, 2.0, 0.5), repeat=2):
-            if not seen.off(partial(_scaled, factors=dict(zip(products, fit, strict=True))), 2)[..., features].any():
-                factors |= dict(zip(products, fit, strict=True))
+def _entries(seen: _Seen) -> Iterator[str]:
+    """Yield which cosines and sines the wrong pairs are multiplied by: those of another pair, row or axis, or numbers.
+
+    Calls with basis vectors show the four factors of each pair. A factor that no table has stays unexplained.
+    """
+    plan, (found, right) = seen.plan, _factors(seen)
+    if found is None or not right[0].size or plan.frequency.ndim > 1:
+        return
+    rate, row = (np.broadcast_to(v, right[0].shape).astype(np.float64) for v in (plan.frequency, plan.row))
+    reads = {entry: (row.copy(), rate.copy(), np.ones(row.shape)) for entry in ENTRIES}
+    told: dict[tuple[str, str], dict[int, int]] = {}
+    lost: set[int] = set()
+    wrong = np.array([~(abs(values - meant) < _close(seen)) for values, meant in zip(found, right, strict=True)])
+    for pair in np.flatnonzero(wrong.any(axis=(0, 1, 2, 3))).tolist():
+        every = {
+            entry: (values[..., pair], wrong[..., pair].any(axis=0))
+            for entry, values in zip(ENTRIES, found, strict=True)
+        }
+        together = _found(seen, pair, every)
+        for entry, hit in zip(ENTRIES, wrong[..., pair], strict=True):
+            own = together if together or not hit.any() else _found(seen, pair, {entry: (every[entry][0], hit)})
+            if own:
+                for mine, theirs in zip(reads[entry], own[entry], strict=False):
+                    mine[..., pair] = theirs
+                told.setdefault(("" if together else entry, own[entry].words), {})[pair] = own[entry].column
+            elif hit.any():
+                lost.add(pair)
+    told = {key: kept for key, columns in told.items() if (kept := {p: c for p, c in columns.items() if p not in lost})}
+    if not told:
+        return
+    features = pairs(np.arange(plan.rotary_dim), plan.layout if plan.is_gradient else plan.out_layout)
+    ours = np.concatenate([f[sorted({pair for columns in told.values() for pair in columns})] for f in features])
+    hits = [np.flatnonzero(wrong.any(axis=(0, 4, *(1 + i for i in range(3) if i != axis)))) for axis in range(3)]
+    for only in (None, hits):
+        if not seen.off(partial(_read_from, reads=reads, only=only))[..., ours].any():
+            where = "" if only is None else said([*hits, np.arange(1)], (*row.shape[:3], 1), _nouns(seen))
+            rest = f"; pairs {listed(np.array(sorted(lost)))} unexplained" * bool(lost)
+            yield f"{_entries_in_words(told, row.shape[-1])} {where}".rstrip() + rest
+            return
+
+
+def _factors(seen: _Seen) -> tuple[list[np.ndarray] | None, list[np.ndarray]]:
+    """Return the measured factors of the pairs, and the right ones, ``[B, S, H, pairs]`` for each of `ENTRIES`.
+
+    The measured ones are None if they do not reproduce the answer: then no pair is a sum of its own two features.
+    """
+    before, after, plan = seen.turned()
+    angle = np.asarray(plan.multiple * plan.row * plan.frequency, dtype=np.float64)
+    wave = {"cos": np.cos(angle) * plan.factor, "sin": np.sin(angle) * plan.factor}
+    right = [np.broadcast_to(wave[name[:3]] * getattr(plan, name), before.shape) for name in ENTRIES]
+    every = blocks(seen.subject, seen.answer.question, plan.layout, plan.out_layout, plan.rotary_dim)
+    if every is None:
+        return None, right
+    found = [np.broadcast_to(getattr(every[seen.answer.which], name), before.shape) for name in ENTRIES]
+    c0, c1, s0, s1 = found if not plan.is_gradient else (*found[:2], -found[3], -found[2])
+    made = c0 * before.real - s0 * before.imag + 1j * (c1 * before.imag + s1 * before.real)
+    alike = abs(made - after) <= _close(seen) * (1 + abs(before))
+    return (found if alike.all() else None), right
+
+
+class _Read(NamedTuple):
+    """The row ``[B, S, H]``, the frequency and the amplitude of the cosines or sines that a factor of a pair is."""
+
+    row: np.ndarray
+    rate: float
+    amplitude: float
+    words: str
+    column: int
+
+
+def _found(seen: _Seen, pair: int, factors: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, _Read]:
+    """Return what factors of a pair are in their place, with the same row and column; empty if nothing is all of them.
+
+    Args:
+        factors: the entry -> the measured numbers ``[B, S, H]``, and those which are wrong.
+    """
+    sense, factor, close = float(seen.plan.multiple), seen.plan.factor, _close(seen)
+    for every in zip(*(_candidates(seen, entry, pair, len(factors) > 1) for entry in factors), strict=True):
+        for (entry, (values, hit)), read in zip(factors.items(), every, strict=True):
+            wave = np.sin if entry.startswith("sin") else np.cos
+            if (abs(read.amplitude * factor * wave(sense * read.row[hit] * read.rate) - values[hit]) >= close).any():
                 break
         else:
-            return
-    changed = {name: factor for name, factor in factors.items() if factor != 1}
-    if changed and not seen.off(partial(_scaled, factors=changed), 2).any():
-        kinds = {0.0: "lacks the term with", -1.0: "has the wrong sign in the term with"}
-        said = [f"{kinds.get(f, f'has {f:g} times the term with')} {TERMS[name]}" for name, f in changed.items()]
-        yield " and ".join(said)
+            return dict(zip(factors, every, strict=True))
+    return {}
 
 
-def _scaled(plan: Plan, factors: dict[str, float]) -> None:
-    for name, factor in factors.items():
-        setattr(plan, name, factor * getattr(plan, name))
+def _candidates(seen: _Seen, entry: str, pair: int, together: bool) -> Iterator[_Read]:
+    """Yield what a cosine or a sine of a pair may be in its place, the nearest first.
+
+    ``together`` asks for what all factors of a pair can be at once: of another row, axis or pair.
+    """
+    plan, case, kinds = seen.plan, seen.answer.question.case, ("cosines", "sines")
+    own = np.broadcast_to(plan.row, (*plan.shape[:3], plan.rotary_dim // 2))[..., pair].astype(np.float64)
+    rates, sine, sense = plan.frequency.astype(np.float64).tolist(), entry.startswith("sin"), float(plan.multiple)
+    rows = {"": own}
+    if case.axes is None:
+        rows |= {"the next row": own + 1, "the row before": own - 1}
+    else:
+        along = case.positions.numpy().astype(np.float64)
+        rows |= {f"the positions of axis {n}": np.broadcast_to(at[..., None], own.shape) for n, at in enumerate(along)}
+    for sign, kind in ((1.0, sine),) if together else product((1.0, -1.0), (sine, not sine)):
+        if kind == sine and not together:
+            yield _Read(0 * own + (sine and np.pi / 2 * sense / rates[pair]), rates[pair], sign, f"{sign:g}", pair)
+        for words, at in rows.items():
+            for column in sorted(range(len(rates)), key=lambda column: abs(column - pair)):
+                if column == pair or "axis" not in words:
+                    # A sine is a cosine that is a quarter of a turn behind.
+                    shift = 0.0 if kind == sine else (-1 if kind else 1) * np.pi / 2 * sense / rates[column]
+                    told = "angles" if together else "minus " * (sign < 0) + kinds[kind]
+                    yield _Read(at + shift, rates[column], sign, told + f" of {words}" * bool(words), column)
+    for factor in (0.0, 2.0, 0.5):
+        yield _Read(own, rates[pair], factor, f"{factor:g} times the {kinds[sine]}" if factor else "0", pair)
+
+
+def _read_from(plan: Plan, reads: dict[str, tuple[np.ndarray, ...]], only: list[np.ndarray] | None) -> None:
+    """Give a plan other factors, everywhere or in some sequences, tokens and heads."""
+    chosen = np.ones(reads["cos0"][0].shape, bool)
+    if only is not None:
+        chosen[...] = False
+        chosen[np.ix_(*only)] = True
+    for entries, parts in (
+        (("cos0", "cos1"), ("row", "frequency")),
+        (("sin0", "sin1"), ("sine_row", "sine_frequency")),
+    ):
+        changed = [reads[entry] for entry in entries]
+        for n, part in enumerate(parts):  # a member that keeps its own number leaves the choice to the other
+            ours, (first, second) = getattr(plan, part), (read[n] for read in changed)
+            setattr(plan, part, np.where(chosen, np.where(first != ours, first, second), ours).astype(EXACT))
+        for entry, read in zip(entries, changed, strict=True):
+            setattr(plan, entry, np.where(chosen, read[2], 1.0) * getattr(plan, entry))
+
+
+def _entries_in_words(told: dict[tuple[str, str], dict[int, int]], count: int) -> str:
+    """Return in words which pairs have the cosines and sines of which others."""
+    alike: dict[tuple[str, tuple], list[str]] = {}
+    for (entry, words), columns in told.items():
+        alike.setdefault((words, tuple(columns.items())), []).append(entry)
+    lines = []
+    for (words, columns), entries in alike.items():
+        ours, theirs = (np.array(side) for side in zip(*columns, strict=True))
+        kinds = {"cos": "cosines", "sin": "sines", "": "their own"}
+        place = " and ".join(dict.fromkeys(kinds[entry[:3]] for entry in entries))
+        members = {entry[3:] for entry in entries}
+        only = f" for {'second' if members == {'1'} else 'first'} members" if len(members) == 1 and entries[0] else ""
+        at = f"pairs {listed(ours)}" if len(ours) < count else "all pairs"
+        source = words if (ours == theirs).all() else f"{words} of pairs {listed(theirs)}"
+        if not entries[0]:
+            lines.append(f"turns {at} by the {source}")
+        else:
+            lines.append(f"has {source} in place of the {place} of {at}{only}")
+    return "; ".join(lines[:FEW]) + (f"; {len(lines) - FEW} more parts" if len(lines) > FEW else "")
+
+
+def _sums(seen: _Seen) -> Iterator[str]:
+    """Yield of which features of its head a wrong feature is made, if not of those of its pair."""
+    every = matrices(seen.subject, seen.answer.question)
+    if every is None or not np.isfinite(every[seen.answer.which]).all():
+        return
+    matrix, plan = every[seen.answer.which], seen.plan
+    matrix = matrix.swapaxes(-1, -2) if plan.is_gradient else matrix
+    made = (matrix @ seen.answer.given.astype(np.float64)[..., None])[..., 0]
+    if (abs(made - seen.y) > _close(seen) * (1 + abs(seen.answer.given).max())).any():
+        return
+    meant = np.eye(matrix.shape[-1], dtype=bool)
+    read, written = (np.array(pairs(np.arange(plan.rotary_dim), name)) for name in (plan.layout, plan.out_layout))
+    meant[: plan.rotary_dim, : plan.rotary_dim] = False
+    for member in (read, read[::-1]):
+        meant[written, member] = True
+    meant = meant.T if plan.is_gradient else meant
+    found = (abs(matrix) > TINY).any(axis=(0, 1, 2))
+    groups: dict[tuple, list[int]] = {}
+    for to in np.flatnonzero((found & ~meant).any(axis=1)).tolist():
+        groups.setdefault(tuple(tuple(np.flatnonzero(m[to]) - to) for m in (found, meant)), []).append(to)
+    lines = [f"makes features {listed(np.array(features))} of {_relative(ours)} in place of {_relative(theirs)}"
+             for (ours, theirs), features in groups.items()]  # fmt: skip
+    if lines:
+        yield "; ".join(lines[:FEW]) + (f"; {len(lines) - FEW} more parts" if len(lines) > FEW else "")
+
+
+def _relative(offsets: tuple[int, ...]) -> str:
+    return "features " + ", ".join(f"i{offset:+d}" if offset else "i" for offset in offsets) if offsets else "nothing"
+
+
+def _angles(seen: _Seen) -> Iterator[str]:
+    """Yield by which angle and factor the pair that is furthest off turns, and how far the others are off."""
+    found, right = _factors(seen)
+    if found is None or not right[0].size:
+        return
+    plan = seen.plan
+    features = pairs(np.arange(plan.rotary_dim), plan.layout if plan.is_gradient else plan.out_layout)
+    hit = np.asarray(seen.wrong[..., features[0]] | seen.wrong[..., features[1]])
+    if not hit.any() or seen.wrong[..., plan.rotary_dim :].any():
+        return
+    ours, meant = ((v[0] + v[1]) / 2 + 1j * (v[2] + v[3]) / 2 for v in (found, right))
+    alike = abs(found[0] - found[1]) + abs(found[2] - found[3]) < _close(seen)
+    if not alike[hit].all():
+        at = tuple(np.argwhere(hit & ~alike)[0])
+        numbers = ", ".join(f"{v[at]:.4g}" for v in (found[0], -found[2], found[3], found[1]))
+        yield f"multiplies pair {at[3]} by the matrix ({numbers}), which is no rotation with a factor, {_at(seen, at)}"
+        return
+    off, length = np.angle(ours * meant.conj()), abs(ours / meant)
+    at = tuple(np.argwhere(hit & (abs(off) == abs(off[hit]).max()))[0])
+    angle = float(np.broadcast_to(plan.multiple * plan.row * plan.frequency, off.shape)[at])
+    longer = abs(length[hit] - 1)
+    if abs(off[at]) < longer.max() / 8:
+        at = tuple(np.argwhere(hit & (abs(length - 1) == longer.max()))[0])
+        longer_by = f"{length[at]:.6g} times the right one of pair {at[3]} {_at(seen, at)}"
+        yield f"has the right angles and other lengths, such as {longer_by}"
+        return
+    lengths = "the right lengths" if longer.max() < _close(seen) else "other lengths"
+    turned = f"{angle + off[at]:.8g} rad in place of {angle:.8g} rad for pair {at[3]} {_at(seen, at)}"
+    yield f"has {lengths} and other angles, such as {turned}"
+
+
+def _at(seen: _Seen, at: tuple) -> str:
+    return "of " + " of ".join(f"{noun} {index}" for noun, index in zip(_nouns(seen)[2::-1], at[2::-1], strict=True))
+
+
+def _nouns(seen: _Seen) -> tuple[str, ...]:
+    """Return the names of the axes; the numbers of a sample are no numbers of tokens of the call."""
+    return tuple(f"sampled {noun}" if noun == "token" and seen.answer.question.tokens else noun for noun in NOUNS)

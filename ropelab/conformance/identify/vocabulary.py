@@ -22,6 +22,7 @@ from ropelab.conformance.identify.plan import (
     Wires,
     last_row,
 )
+from ropelab.conformance.identify.questions import FORWARD, GRADIENT
 from ropelab.layout.pairing import LAYOUTS, pairs
 from ropelab.positions.axes import mrope_axes
 
@@ -632,7 +633,8 @@ def vocabulary() -> Iterator[Deviation]:
     words = "has a backward that overwrites the cotangent that it gets"
     yield make("cotangents", words, PURE, _with("changed_cotangents", True))
     words = "reads strided cotangents as if their memory were contiguous"
-    yield make("memory", words, OWN, _with("flat_cotangents", True))
+    yield make("memory", words, OWN, _with("flat", GRADIENT))
+    yield make("memory", "is read as if its memory were contiguous", OWN, _with("flat", FORWARD))
     yield make("arguments", "changes another argument", PURE, _with("changed_arguments", True))
     yield make("rounding of position", "rounds positions to the dtype of the input", BITS,
                _rounding(("position",), OF_INPUT))  # fmt: skip

@@ -20,8 +20,11 @@ ADJOINT = r"\langle R x, g \rangle = \langle x, R^\top g \rangle"
 @law("The gradient applies the transpose: <Rx, g> = <x, R'g> for a random cotangent g.", ADJOINT)
 def adjoint(subject, sizes):
     yield from _adjoint(subject, subject.cotangents(subject.draw(sizes)))
-    for where in ({"offsets": 3}, {"factor": 1.25}):
-        other = subject.draw(sizes, **where)
+    n, packed = sizes.tokens, replace(sizes, batch=1, tokens=sizes.tokens + 3)
+    others = [subject.draw(sizes, **w) for w in ({"offsets": 3}, {"factor": 1.25})]
+    others += [subject.draw(sizes, offsets=tuple(range(9, 9 - 2 * sizes.batch, -2)))]
+    others += [subject.draw(packed, lengths=(3, n), **w) for w in ({}, {"offsets": (4, 1)})]
+    for other in others:
         if subject.can(other):
             yield from _adjoint(subject, subject.cotangents(other))
     odd = three_heads(sizes)

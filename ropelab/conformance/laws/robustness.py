@@ -15,6 +15,9 @@ from ropelab.conformance.surroundings import filling, set_filling
 from ropelab.conformance.words import said
 from ropelab.layout.seq_format import to_bshd
 
+MOST_ROWS = 65_536
+"""The number of heads of tokens up to which a long call has all heads."""
+
 
 @law("Nothing in, nothing out.", r"R \varnothing = \varnothing")
 def empty(subject, sizes):
@@ -31,7 +34,7 @@ def empty(subject, sizes):
             yield counted(case, f"elements of {name}", y.numel())
 
 
-@law("The definition holds for other extents: equal axes, odd numbers of heads and of pairs, 128 tokens.",
+@law("The definition holds for other extents: equal axes, odd numbers of heads and of pairs, 128 tokens, 128 features.",
      r"y = R x \text{ for all } B, S, H, r")  # fmt: skip
 def extents(subject, sizes):
     for other in (
@@ -41,7 +44,7 @@ def extents(subject, sizes):
         replace(sizes, batch=1, tokens=128, q_heads=1, k_heads=1),
     ):
         yield from against_truth(subject, subject.draw(other))
-    for other in (three_heads(sizes), odd_pairs(subject, sizes)):
+    for other in (three_heads(sizes), odd_pairs(subject, sizes), wide_heads(subject, sizes)):
         case = subject.draw(other)
         try:
             comparisons = list(against_truth(subject, case))
@@ -57,9 +60,9 @@ def extents(subject, sizes):
      r"y_t = R_t x_t \text{ for all } S")  # fmt: skip
 def token_counts(subject, sizes):
     for count in sizes.token_counts:
-        one = replace(sizes, batch=1, tokens=count + 1, q_heads=1, k_heads=1)
-        require_quick(subject, one, limit=1.0)
-        case = subject.draw(one)
+        long = long_call(sizes, count + 1)
+        require_quick(subject, long, limit=1.0)
+        case = subject.draw(long)
         at = sampled(count)
         few = replace(case, inputs=tuple(x[:, at] for x in case.inputs), positions=at)
         truth = subject.expected(few)
@@ -84,6 +87,20 @@ def odd_pairs(subject, sizes):
         return replace(sizes, rotary_dim=rotary_dim) if subject.convention.partial else sizes
     made = isinstance(subject.function, torch.nn.Module)  # for heads of one size
     return sizes if made else replace(sizes, head_dim=rotary_dim, rotary_dim=rotary_dim)
+
+
+def wide_heads(subject, sizes):
+    """Return sizes with heads of 128 features, which a kernel may turn in several blocks of features."""
+    if isinstance(subject.function, torch.nn.Module):  # for heads of one size
+        return sizes
+    rotary_dim = 128 if sizes.rotary_dim == sizes.head_dim else 96
+    return replace(sizes, batch=1, q_heads=2, k_heads=1, head_dim=128, rotary_dim=rotary_dim)
+
+
+def long_call(sizes, tokens):
+    """Return sizes with a number of tokens: all heads, or one head where all heads would have too many elements."""
+    few = {} if tokens * sizes.q_heads <= MOST_ROWS else {"q_heads": 1, "k_heads": 1}
+    return replace(sizes, batch=1, tokens=tokens, **few)
 
 
 @law("Calls that make no sense raise an error.", r"R x \text{ is defined or refused}")
