@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import triton.language as tl
 from triton._utils import validate_block_shape
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -40,6 +41,10 @@ def hasten() -> None:
     builder.create_masked_load = _checked_access(builder.create_masked_load, mask_at=1)
     builder.create_masked_store = _checked_access(builder.create_masked_store, mask_at=2)
     tl.core.tuple.__eq__ = _same_values
+
+    # Two tensors of one shape need no broadcast, and two of one type no conversion, but for a quotient.
+    TritonSemantic.broadcast_impl_value = _unless_of_one_shape(TritonSemantic.broadcast_impl_value)
+    TritonSemantic.binary_op_type_checking_impl = _unless_of_one_type(TritonSemantic.binary_op_type_checking_impl)
 
 
 def _block_type(self, element_ty, shape):
@@ -152,6 +157,23 @@ def _checked_access(access, mask_at: int):
         return access(ptrs, *arguments, **options)
 
     return checked
+
+
+def _unless_of_one_shape(broadcast):
+    """``broadcast`` of two tensors, where their shapes, which `_sizes` makes once each, are not the same object."""
+    return lambda self, lhs, rhs: (lhs, rhs) if lhs.shape is rhs.shape else broadcast(self, lhs, rhs)
+
+
+def _unless_of_one_type(convert):
+    """``convert`` of the operands of a binary operation, where they are not two tensors of one type of numbers."""
+
+    def converted(self, lhs, rhs, *rules):
+        if isinstance(lhs, tl.tensor) and isinstance(rhs, tl.tensor) and lhs.shape is rhs.shape:
+            if lhs.dtype is rhs.dtype and not (any(rules[3:]) or lhs.dtype.is_ptr()):  # the fourth rule: a quotient
+                return lhs, rhs
+        return convert(self, lhs, rhs, *rules)
+
+    return converted
 
 
 @cache

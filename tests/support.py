@@ -1,5 +1,6 @@
 """The random inputs of several test files, and the comparison with the definition."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -42,6 +43,12 @@ def compile_for(target: str, module: str, *path: str) -> None:
     command = [sys.executable, "-m", f"tests.{module}", target]
     result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def all_but_one(*axes) -> list[tuple]:
+    """Half of the product of axes of two values or more: each combination of values of all axes but any one."""
+    numbered = itertools.product(*(tuple(enumerate(axis)) for axis in axes))
+    return [tuple(value for _, value in case) for case in numbered if sum(number for number, _ in case) % 2 == 0]
 
 
 def forget(monkeypatch) -> None:

@@ -1,7 +1,5 @@
 """The projection to q, k and v with a rotation, for the torch path and the Triton kernels alike."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,7 @@ from ropelab.conformance.bounds import Arithmetic, exact, rotate_exactly, rotati
 from ropelab.conformance.projection_bounds import product_bound, projected_pair_bound
 from ropelab.kernels import INTERPRETED, NO_POSITION, projection_torch
 from ropelab.layout.pairing import LAYOUTS, pairs
-from tests.support import forget
+from tests.support import all_but_one, forget
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 B, S, K, Q_HEADS, K_HEADS, D = 2, 5, 24, 4, 2, 16
@@ -74,9 +72,9 @@ def assert_same(actual, expected, bits=True):
         assert torch.equal(a, e) if bits else torch.testing.assert_close(a, e) is None
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("seq_format", TOKENS)
-@pytest.mark.parametrize(("bias", "norm", "three"), list(itertools.product([False, True], repeat=3)))
+@pytest.mark.parametrize(
+    ("layout", "seq_format", "bias", "norm", "three"), all_but_one(LAYOUTS, TOKENS, *[[False, True]] * 3)
+)
 def test_is_the_product_and_the_pass(device, layout, seq_format, bias, norm, three):
     """The bits are those of the two steps; three products may sum in another order, and add the gradients of x last."""
     leaves, cotangents = case(device, seq_format, bias=bias, norm=norm, three=three)
