@@ -10,7 +10,7 @@ import torch
 from ropelab.conformance.case import Broken, Case, NotApplicable
 from ropelab.conformance.convention import Arguments, Convention
 from ropelab.conformance.implementation import Implementation
-from ropelab.conformance.projection_conventions import Agreed, Shares
+from ropelab.conformance.projection_conventions import Agreed, Beside
 from ropelab.conformance.rotation_conventions import (
     ALL,
     Ropelab,
@@ -63,7 +63,7 @@ class AssembleMLA(Ropelab):
             once = _weights(len(value))
             none = (1 - once[0], *(-weight for weight in once[1:]))
             moved, kept = zip(*(one.tensor_split([case.rotary_dim], -1) for one in value), strict=True)
-            y = _Beside.apply(none, k_pe, Agreed.apply(once, None, *turned), *moved)
+            y = Beside.apply((*none, 1), k_pe, Agreed.apply(once, None, *turned), *moved)
             y = torch.cat((y, Agreed.apply((*once, *none), rest, *nope, *kept)), dim=-1)
         return (to_bshd(y, fmt).reshape(rows, heads, tokens, head_dim).transpose(1, 2),)
 
@@ -202,22 +202,6 @@ def _weights(count: int) -> tuple[int, ...]:
     """
     first, sign = ((-1, 1), 1) if count % 2 else ((2, -1), -1)
     return (1,) if count == 1 else (*first, *(sign * (-1) ** n for n in range(count - 2)))
-
-
-class _Beside(torch.autograd.Function):
-    """A result, wrong wherever others are not what they should be. Their gradients are its own times their weights."""
-
-    @staticmethod
-    def forward(ctx, weights, right, y, *others):
-        ctx.weights = weights
-        for other in others:
-            y = y.where((other == right) | right.isnan(), y + (other - right))
-        return y.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        *others, own = Shares.apply((*ctx.weights, 1), grad)
-        return None, None, own, *others
 
 
 def heads_as_sequences(case: Case) -> Case:

@@ -19,9 +19,7 @@ from ropelab.layout.seq_format import to_bshd
 class QKVRope(Ropelab):
     """The convention of `ropelab.qkv_rope`: q, k and v out of hidden states, in one call.
 
-    The hidden states of a token are q, k and v, each number one place further, and the weight takes them back. So every
-    product is exact, and a transposed weight is seen. v has the negated numbers of k. Wherever the returned v has other
-    numbers, the result for k has a wrong number.
+    The hidden states are those of `_hidden`. Wherever the returned v has other numbers, the result for k has a wrong one.
     """
 
     name = "qkv_rope"
@@ -41,20 +39,19 @@ class QKVRope(Ropelab):
 
     def arguments(self, implementation, case):
         q, k = native(implementation, case, pair=True)
-        x = torch.cat([heads.flatten(-2) for heads in (q, k, -k)], dim=-1).roll(1, -1)
-        weight = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device).roll(1, 1)
+        x, weight = _hidden(q, k)
         options = super().arguments(implementation, case).keywords
         return Arguments((x, weight), (x, weight), options | {"q_heads": q.shape[-2], "k_heads": k.shape[-2]})
 
     def outputs(self, implementation, case, returned, arguments):
-        x, head_dim = arguments.inputs[0].roll(-1, -1), features_of(case)
+        x, head_dim = arguments.inputs[0], features_of(case)
         heads = [arguments.keywords[name] for name in ("q_heads", "k_heads", "k_heads")]
         expected = tuple((*x.shape[:-1], count, head_dim) for count in heads)
         got = tuple(getattr(y, "shape", None) for y in returned) if isinstance(returned, (tuple, list)) else ()
         if got != expected:
             raise Broken(f"the function, called as {self.signature}, returned shapes {got}, expected {expected}")
         q, k, v = returned
-        given = x[..., sum(heads[:2]) * head_dim :].unflatten(-1, (heads[2], head_dim))
+        given = x[..., 1 + sum(heads[:2]) * head_dim :][..., : heads[2] * head_dim].unflatten(-1, (heads[2], head_dim))
         parts = q, _with_v(k, v, given, case.rotary_dim, self.part)
         return tuple(to_bshd(y, implementation.format(case)) for y in parts[: len(case.inputs)])
 
@@ -90,8 +87,7 @@ class RotaryEpilogue(Convention):
 
     def arguments(self, implementation, case):
         q, k = (y.flatten(0, 1) for y in as_pair(case.inputs))
-        x = torch.cat([y.flatten(1) for y in (q, k, -k)], dim=-1).roll(1, -1)
-        weight = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device).roll(1, 0)
+        x, weight = _hidden(q, k)
         turns = torch.zeros(features_of(case), dtype=torch.float64)
         exact = inverse_frequencies(case.rotary_dim, implementation.base) / (2 * math.pi)
         turns[: case.rotary_dim : 2] = exact.float()
@@ -99,13 +95,11 @@ class RotaryEpilogue(Convention):
         freq = torch.cat((turns.repeat(q.shape[1] + k.shape[1]), torch.zeros(k.shape[1] * k.shape[2]))).float()[None]
         positions = case.token_positions().flatten()[None].float() * (-1 if case.inverse else 1)
         operands = {"pos": positions.to(x.device), "freq": freq.to(x.device)}
-        return Arguments((x, weight), (x, weight), operands)
+        return Arguments((x, weight.T.contiguous()), (x, weight.T.contiguous()), operands)
 
     def outputs(self, implementation, case, returned, arguments):
-        x, y = (
-            arguments.inputs[0].roll(-1, -1),
-            returned["D"] if isinstance(returned, Mapping) and "D" in returned else returned,
-        )
+        y = returned["D"] if isinstance(returned, Mapping) and "D" in returned else returned
+        x = arguments.inputs[0][:, 1 : arguments.inputs[1].shape[1] + 1]
         y = y[0] if isinstance(y, torch.Tensor) and y.shape == (1, *x.shape) else y  # of positions [1, T]
         if not isinstance(y, torch.Tensor) or y.shape != x.shape:
             got = getattr(y, "shape", type(y).__name__)
@@ -130,13 +124,60 @@ class RotaryEpilogue(Convention):
         yield "a weight with a row less", replace(good, positional=(x, weight[:-1]))
 
 
+def passing(k: torch.Tensor) -> torch.Tensor:
+    """Return the v that goes with k ``[..., heads, features]``: its numbers in other places, with other signs."""
+    count = k.shape[-2] * k.shape[-1]
+    drawn = torch.Generator().manual_seed(count)
+    order, odd = torch.randperm(count, generator=drawn), torch.randint(2, (count,), generator=drawn)
+    return (k.flatten(-2)[..., order.to(k.device)] * (1 - 2 * odd).to(k)).unflatten(-1, k.shape[-2:])
+
+
+def _hidden(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return hidden states ``[..., K]`` and a weight ``[N, K]`` whose product is q, k and v, each number exactly.
+
+    A number, q, k, v and the rest of a head stand in a row, so that a transposed weight is seen, and K is not N.
+    """
+    parts = [heads.flatten(-2) for heads in (q, k, _Value.apply(k))]
+    rest = passing(q.detach())[..., 0, :]
+    x = torch.cat((rest[..., :1], *parts, rest[..., 1:]), dim=-1)
+    count = sum(part.shape[-1] for part in parts)
+    return x, torch.eye(count, x.shape[-1], dtype=x.dtype, device=x.device).roll(1, 1)
+
+
+class _Value(torch.autograd.Function):
+    """`passing`, whose gradient is that of k in the same place, which `_with_v` takes off twice the gradient of k."""
+
+    @staticmethod
+    def forward(ctx, k):
+        return passing(k)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
 def _with_v(k: torch.Tensor, v: torch.Tensor, given: torch.Tensor, rotary_dim: int, part: str) -> torch.Tensor:
     """Return k, with wrong numbers where the returned v is not the given v; or one of the two by itself."""
     if part:
         return k if part == "k" else v
-    k = k.where((v == given) | given.isnan(), k + (v - given))
-    kept = (x[..., rotary_dim:] for x in (-given, k, -v))
-    return torch.cat((k[..., :rotary_dim], Agreed.apply((2, -1), *kept)), dim=-1)
+    (turned, kept), (v0, v1), (given0, given1) = (x.tensor_split([rotary_dim], -1) for x in (k, v, given))
+    return torch.cat((Beside.apply((0, 1), given0, turned, v0), Beside.apply((-1, 2), given1, kept, v1)), dim=-1)
+
+
+class Beside(torch.autograd.Function):
+    """A result, wrong wherever others are not what they should be. Gradients are its own times the weights, its last."""
+
+    @staticmethod
+    def forward(ctx, weights, right, y, *others):
+        ctx.weights = weights
+        for other in others:
+            y = y.where((other == right) | right.isnan(), y + (other - right))
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        *others, own = Shares.apply(ctx.weights, grad)
+        return None, None, own, *others
 
 
 class Agreed(torch.autograd.Function):

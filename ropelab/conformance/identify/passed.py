@@ -12,6 +12,7 @@ from ropelab.conformance.case import Sizes
 from ropelab.conformance.identify.deviation import Deviation, Scope
 from ropelab.conformance.identify.plain import plain
 from ropelab.conformance.identify.read_off import NOUNS
+from ropelab.conformance.projection_conventions import passing
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.words import unequal
 
@@ -41,7 +42,7 @@ def passed(subject: Subject, sizes: Sizes) -> tuple[Deviation, str] | None:
             y = exact(alone(subject, name)(case)[1])
         except Exception:  # the laws say so
             return None
-        given = -exact(case.inputs[1])
+        given = exact(passing(case.inputs[1]))
         wrong = y != given
         if not wrong.any():
             return None
