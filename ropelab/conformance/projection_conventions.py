@@ -19,7 +19,7 @@ from ropelab.layout.seq_format import to_bshd
 class QKVRope(Ropelab):
     """The convention of `ropelab.qkv_rope`: q, k and v out of hidden states, in one call.
 
-    The hidden states are those of `_hidden`. Wherever the returned v has other numbers, the result for k has a wrong one.
+    The hidden states are those of `_hidden`. Wherever the returned v has other numbers, the result for k is wrong.
     """
 
     name = "qkv_rope"
@@ -127,9 +127,10 @@ class RotaryEpilogue(Convention):
 def passing(k: torch.Tensor) -> torch.Tensor:
     """Return the v that goes with k ``[..., heads, features]``: its numbers in other places, with other signs."""
     count = k.shape[-2] * k.shape[-1]
-    drawn = torch.Generator().manual_seed(count)
-    order, odd = torch.randperm(count, generator=drawn), torch.randint(2, (count,), generator=drawn)
-    return (k.flatten(-2)[..., order.to(k.device)] * (1 - 2 * odd).to(k)).unflatten(-1, k.shape[-2:])
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
+    order = order.roll(1) if (order == torch.arange(count)).all() else order
+    signs = 1 - 2 * (torch.arange(count) % 2)
+    return (k.flatten(-2)[..., order.to(k.device)] * signs.to(k)).unflatten(-1, k.shape[-2:])
 
 
 def _hidden(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,7 +166,7 @@ def _with_v(k: torch.Tensor, v: torch.Tensor, given: torch.Tensor, rotary_dim: i
 
 
 class Beside(torch.autograd.Function):
-    """A result, wrong wherever others are not what they should be. Gradients are its own times the weights, its last."""
+    """A result, wrong wherever others are not what they should be. Gradients are its own times weights, its last."""
 
     @staticmethod
     def forward(ctx, weights, right, y, *others):

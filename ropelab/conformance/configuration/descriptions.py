@@ -29,6 +29,9 @@ _NAMES = {
     "beta_slow": ("yarn_beta_slow", "rope.scaling.yarn_beta_slow"),
 }
 """Keys of a configuration of transformers -> the names that llama.cpp has for them."""
+_SERVER = {"rope_theta": "base", "max_position_embeddings": "max_position", "head_dim": "head_size",
+           "attention_factor": "attn_factor", "truncate": "apply_truncate"}  # fmt: skip
+"""Keys of a configuration of transformers -> the names that ``get_rope`` has for them."""
 _SERVER_TYPES = {"deepseek_yarn": "yarn", "mllama4": "llama3"}
 """Names of vLLM and SGLang for a ``rope_type`` of transformers."""
 
@@ -68,13 +71,23 @@ def spelled(config: Any) -> dict[str, str]:
     if not isinstance(config, Mapping):
         return {}
     own = dict(zip(_plain(config), map(str, config), strict=True))
+    theirs = {"rope_parameters": "rope_scaling"} if "rope_parameters" not in own and "rope_scaling" in own else {}
     if "head_size" in own:
-        return {"rope_theta": own["base"]} if "base" in own else {}
+        inside = config.get(own.get("rope_parameters", "rope_scaling")) or {}
+        theirs |= {ours: own[name] for ours, name in _SERVER.items() if name in own}
+        return theirs | {ours: name for ours, name in _SERVER.items() if name in inside}
     if not any(key in own for key in LLAMA_CPP):
-        return {}
+        return theirs
     found = {ours: own[name] for ours, theirs in _NAMES.items() if (name := next((n for n in theirs if n in own), ""))}
     inverse = found.pop("1 / factor", None)
     return {"factor": f"1 / {inverse}"} | found if inverse else found
+
+
+def written(config: Any) -> set[str] | None:
+    """The keys of a description, and of what stands in it; None for an object, which has them all."""
+    if not isinstance(config, Mapping):
+        return None
+    return {str(key) for key in config}.union(*(written(value) or () for value in config.values()))
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,8 +140,8 @@ def _server(keys: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
     parameters["rope_type"] = _SERVER_TYPES.get(kind, kind)
     if "base" in keys:
         parameters.setdefault("rope_theta", keys["base"])
-    for ours, theirs in (("attention_factor", "attn_factor"), ("truncate", "apply_truncate")):
-        if theirs in parameters:
+    for ours in ("attention_factor", "truncate"):
+        if (theirs := _SERVER[ours]) in parameters:
             value = parameters.pop(theirs)
             if ours == "truncate" or value != 1:
                 parameters.setdefault(ours, value)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,7 @@ class Stated:
         settings, parameters: the results of `stated`.
         layer_type, layout, seq_len: as for `rope_from_config`.
         others: the parameters of the other types of layers, by name.
+        absent: whether the configuration lacks a key.
     """
 
     settings: dict[str, Any]
@@ -94,6 +96,7 @@ class Stated:
     layout: str | None = None
     seq_len: int | None = None
     others: Mapping[str, dict[str, Any]] | None = None
+    absent: Callable[[str], bool] = lambda key: False
 
     def rope(self, parameters: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None) -> Rope:
         """The rotation, from other parameters or settings if they are given.
@@ -133,9 +136,6 @@ def _ignored(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
                        "partial_rotary_factor"):  # fmt: skip
             left = {name: value for name, value in parameters.items() if name != key}
             yield key, "is ignored", partial(stated.rope, left)
-    if "mscale" in parameters and "mscale_all_dim" in parameters:
-        left = {name: value for name, value in parameters.items() if name not in ("mscale", "mscale_all_dim")}
-        yield "mscale", "is ignored, as is mscale_all_dim", partial(stated.rope, left)
     factor = parameters.get("factor")
     for other in ("linear", "ntk", "yarn", "llama3"):
         if factor is not None and other != kind:
@@ -394,7 +394,15 @@ def _alike(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
                 yield key, f"is {value}, in place of its default", partial(stated.rope, read)
 
 
-MISREAD = (_layers, _ignored, _exchanged, _head_dim, _partial, _lengths, _replaced, _twice, _ramps, _sections, _alike)
+def _two(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
+    for one, other in combinations([key for key in ALIKE if key in stated.parameters and key != "rope_theta"], 2):
+        left = {name: value for name, value in stated.parameters.items() if name not in (one, other)}
+        yield one, f"is ignored, as is {other}", partial(stated.rope, left)
+
+
+MISREAD = (
+    _layers, _ignored, _exchanged, _head_dim, _partial, _lengths, _replaced, _twice, _ramps, _sections, _alike, _two,
+)  # fmt: skip
 """The functions that change keys, the likeliest first; each yields a key, what happens to it and a rotation."""
 
 

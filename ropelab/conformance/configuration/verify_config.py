@@ -13,7 +13,7 @@ import torch
 
 from ropelab.angles.model_config import stated as stated_in
 from ropelab.angles.rope_parameters import ANY_LENGTH, Rope
-from ropelab.conformance.configuration.descriptions import LLAMA_CPP, described, layer_types, read, spelled
+from ropelab.conformance.configuration.descriptions import LLAMA_CPP, described, layer_types, read, spelled, written
 from ropelab.conformance.configuration.measured import Measured, NotMeasured, measured
 from ropelab.conformance.configuration.readings import Reading, Stated, readings
 from ropelab.conformance.identify.angles import refined, simple, slopes
@@ -24,6 +24,8 @@ FORMAT = 1
 """The version of the format of a report as JSON. A new key keeps the version; a key that changes or goes raises it."""
 UNIT = 2.0**-24
 """The unit roundoff of float32, in which frequencies and angles may be computed."""
+NOT_KEYS = {"", "layout", "layer_types", "dtype"}
+"""What a finding names, and no configuration needs to have."""
 FEW, MANY = 16, 4096
 """Each of the first positions is asked for; and up to this one where nothing states a length."""
 
@@ -113,7 +115,12 @@ def verify_config(config: Any, against: Any, *, layer_type: str | None = None, n
         NotMeasured: ``against`` is nothing that can be compared.
     """
     config = read(config)
-    keys = spelled(config)
+    keys, given = spelled(config), written(config)
+
+    def absent(key: str) -> bool:
+        name = keys.get(key, key).removeprefix("1 / ")
+        return given is not None and name not in given | NOT_KEYS
+
     config, layout = described(config)
     kinds = layer_types(config)
     if layer_type is not None:
@@ -126,7 +133,7 @@ def verify_config(config: Any, against: Any, *, layer_type: str | None = None, n
     compared, missing = [], []
     for kind, (settings, parameters) in parts.items():
         others = {other: values for other, values in everything.items() if other != kind}
-        stated = Stated(settings, parameters, kind, layout, None, others)
+        stated = Stated(settings, parameters, kind, layout, None, others, absent)
         for at_length in _lengths(stated):
             rope = at_length.rope()
             target = _target(against, rope, kind)
@@ -136,7 +143,15 @@ def verify_config(config: Any, against: Any, *, layer_type: str | None = None, n
             missing += [line for line in left if line not in missing]
             if target.rows is not None or not target.scaled:
                 break  # a table has the frequencies of one length
-    findings = [replace(f, key=keys.get(f.key, f.key), also=tuple(_spelled(a, keys) for a in f.also)) for f in findings]
+    findings = [
+        replace(
+            f,
+            key=keys.get(f.key, f.key),
+            also=tuple(_spelled(a, keys) for a in f.also),
+            words=f.words + absent(f.key) * " (the configuration lacks the key: its default)",
+        )  # fmt: skip
+        for f in findings
+    ]
     return ConfigReport(name or type(against).__name__, tuple(findings), tuple(compared), tuple(missing))
 
 
@@ -325,7 +340,8 @@ class Measure:
         return found
 
     def _finding(self, fitting: list[Reading], right: Reading, kind: str, **which: bool) -> Finding:
-        first, *rest = fitting
+        first, *rest = sorted(fitting, key=lambda one: self.stated.absent(one.key))
+        rest = [one for one in rest if not self.stated.absent(one.key)]
         also = dict.fromkeys(f"{one.key} {one.words}".replace(" :", ":") for one in rest if one.key != first.key)
         return Finding(kind, first.key, first.words, self._example(right, **which), tuple(also)[:3])
 

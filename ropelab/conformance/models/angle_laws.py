@@ -227,18 +227,21 @@ def _shown(cosine: np.ndarray, sine: np.ndarray, wrong: np.ndarray, at: torch.Te
     of = at.numpy().reshape(-1, *at.shape[-2:])  # [axes, B, S]
     angles = of[..., None] * frequencies
     apart = np.hypot(cos[None] - np.cos(angles)[:, :, :, None], sin[None] - np.sin(angles)[:, :, :, None])
-    read = [next((axis for axis in range(len(of)) if (apart[axis][wrong][:, i] < CLOSE).all()), -1)
-            for i in range(len(frequencies))]  # fmt: skip
+    meant = list(rope.axes or (0,) * len(frequencies))
+    read = [next((axis for axis in (right_axis, *range(len(of))) if (apart[axis][wrong][:, i] < CLOSE).all()), -1)
+            for i, right_axis in enumerate(meant)]  # fmt: skip
     turned = np.stack([angles[axis][..., i] for i, axis in enumerate(rope.axes or (0,) * len(frequencies))], -1)
     if (np.hypot(cos - np.sin(turned)[:, :, None], sin - np.cos(turned)[:, :, None])[wrong] < CLOSE).all():
         return "cosines and sines are exchanged"
-    meant = list(rope.axes or (0,) * len(frequencies))
     if read == meant:
         return f"cosines and sines have the factor {factor:.6g} in place of {right:.6g}"
     if abs(factor / right - 1) > CLOSE:
         return ""
     if rope.axes is not None:
-        return f"pairs turn by the positions of axes {read} in place of {meant}" if -1 not in read else ""
+        hits = [i for i, axis in enumerate(read) if axis != meant[i]]  # a slow pair may fit several axes
+        ours, theirs = ([axes[i] for i in hits] for axes in (read, meant))
+        told = f"pairs {listed(np.array(hits))} turn by the positions of axes {listed(np.array(ours))}"
+        return f"{told} in place of {listed(np.array(theirs))}" if -1 not in read else ""
     values = np.concatenate((cos, sin), axis=-1)[wrong]
     table = waves(tuple(frequencies.tolist()), 2 * int(at.max()) + 2)
     found = rows(values, table, -len(table) // 2, np.zeros(len(values)), CLOSE)
@@ -296,6 +299,9 @@ def _rule(meant: np.ndarray, found: np.ndarray, head: np.ndarray) -> str:
         return "head h turns by the position plus h"
     if (apart == apart[0]).all():
         return f"turns by the position {apart[0]:+d}"
+    times = found[meant != 0] / meant[meant != 0]
+    if len(times) and (found == times[0] * meant).all():
+        return f"turns by {times[0]:g} times the position"
     for dtype in (torch.bfloat16, torch.float16):
         if (found == torch.from_numpy(meant).to(dtype).long().numpy()).all():
             return f"positions are rounded to {str(dtype).removeprefix('torch.')}"

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ropelab.conformance.bounds import FLOAT32_UNIT
 from ropelab.conformance.identify.plain import listed
 from ropelab.conformance.models.attention_laws import SHIFT, ModelResult, Noise, NotOffered, apart, gap, outputs
 from ropelab.conformance.models.factory import TinyModel
@@ -26,8 +27,12 @@ STATEMENT = (
     "Each layer turns the features that the model's class in Transformers turns, in the same pairs, by the same angles."
 )
 CHANGED = 1e-5
-"""A feature turns if it changes by more than this part of the largest element. Tables in float32 have errors of 1e-6
-at the positions of this file."""
+"""A feature turns for certain if it changes by more than this part of the largest element."""
+ROUNDING = 4 * FLOAT32_UNIT
+"""Scores and norms in float32 change features behind layer 0 by this part, and nothing changes those of layer 0.
+A slow pair may change by more than rounding and by less than `CHANGED`; it is then not compared."""
+FAR = 2**15
+"""The largest position of a token that turns, in a model that has so many."""
 Scored = dict[int, tuple[torch.Tensor, ...]]
 """The number of a layer -> its queries ``[B, H, S, D]``, keys and values ``[B, Hk, S, D]``; values if they are seen."""
 
@@ -39,10 +44,12 @@ class Turning:
     Attributes:
         features: their numbers.
         layout: how they are paired; empty if they turn in no known pairs.
+        slow: those of them that change by little more than rounding.
     """
 
     features: tuple[int, ...]
     layout: str
+    slow: frozenset[int] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.features[0]} to {self.features[-1]}" if self.features else "none"
@@ -55,9 +62,10 @@ def turning(tiny: TinyModel) -> dict[tuple[int, str], Turning]:
         NotOffered: no product of queries and keys is seen.
     """
     zeros = torch.zeros_like(tiny.inputs["input_ids"])
-    before, after = scored(tiny, zeros), scored(tiny, zeros + SHIFT)
+    longest = getattr(tiny.model.config, "max_position_embeddings", None) or SHIFT + 1
+    before, after = scored(tiny, zeros), scored(tiny, zeros + min(max(longest - 1, SHIFT), FAR))
     return {
-        (layer, name): _turning(x, y)
+        (layer, name): _turning(x, y, 0 if layer == min(before) else ROUNDING)
         for layer in before
         for name, x, y in zip("qkv", before[layer], after.get(layer, before[layer]), strict=False)
         if name != "v" or layer == min(before)  # later values follow from the scores of layers before
@@ -68,7 +76,7 @@ def turns(tiny: TinyModel) -> bool:
     """Whether a feature of queries or keys turns in a layer of a model in float64, as far as its scores can be seen."""
     try:
         with torch.no_grad():
-            return any(one.features for one in turning(tiny).values())
+            return any(one.slow != set(one.features) for one in turning(tiny).values())
     except Exception:  # the model does not take these calls
         return False
 
@@ -115,7 +123,7 @@ def _turning_apart(tiny: TinyModel, own: TinyModel) -> str:
     apart: dict[str, dict[int, list[str]]] = {}  # what is apart, in words -> the tensors of each layer
     for (layer, name), right in meant.items():
         one, said = found.get((layer, name), right), ""
-        if one.features != right.features:
+        if (set(one.features) ^ set(right.features)) - one.slow - right.slow:
             features = f"features {one}" if one.features else "no features"
             said = f"{features} turn, in place of {right}"
         elif one.layout != right.layout and one.layout and right.layout:
@@ -220,14 +228,14 @@ def _apart(ones: dict[int, torch.Tensor], others: dict[int, torch.Tensor]) -> fl
     return max(apart(x, others[layer]) for layer, x in ones.items())
 
 
-def _turning(before: torch.Tensor, after: torch.Tensor) -> Turning:
-    changed = (before - after).abs().flatten(0, -2).amax(0) > CHANGED * before.abs().max()
-    features = tuple(changed.nonzero().flatten().tolist())
-    if not features:
-        return Turning((), "")
-    part = slice(features[0], features[-1] + 1)
+def _turning(before: torch.Tensor, after: torch.Tensor, rounding: float) -> Turning:
+    change = (before - after).abs().flatten(0, -2).amax(0) / before.abs().max()
+    features, certain = (tuple((change > least).nonzero().flatten().tolist()) for least in (rounding, CHANGED))
+    if not certain:
+        return Turning(features, "", frozenset(features))
+    part = slice(certain[0], certain[-1] + 1)
     known = rotation_of(before[..., part], after[..., part])
-    return Turning(features, known[0] if known else "")
+    return Turning(features, known[0] if known else "", frozenset(features) - frozenset(certain))
 
 
 class _Products(TorchFunctionMode):
