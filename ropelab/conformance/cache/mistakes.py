@@ -147,7 +147,8 @@ def _old(seen: Seen, which: int) -> Bounded:
 
 def _compacted(seen: Seen, which: int) -> Bounded:
     live = int(seen.case.live.sum())
-    return seen.made_of(which, *(x[:live] for x in seen.subject.part(seen.case, which)))
+    value, bound = seen.subject.part(seen.case, which)
+    return seen.made_of(which, value[:live], bound[:live])
 
 
 def _scales_in(slots: Numbers) -> Hypothesis:

@@ -106,8 +106,8 @@ def _questions(subject: Subject, sizes: Sizes, variant: int, description: tuple[
             wide = replace(sizes, head_dim=rotary_dim, rotary_dim=rotary_dim)
             extents[f"heads of {rotary_dim} features, all of which rotate"] = wide
         if subject.convention.partial:
-            for more in (6, 0):
-                wide = replace(sizes, head_dim=sizes.head_dim + 10, rotary_dim=sizes.rotary_dim + more)
+            for further in (6, 0):
+                wide = replace(sizes, head_dim=sizes.head_dim + 10, rotary_dim=sizes.rotary_dim + further)
                 extents[f"wider heads, {wide.rotary_dim} features of which rotate"] = wide
     if "document" in f"{said} {words}":
         n = variant

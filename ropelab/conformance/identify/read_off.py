@@ -380,13 +380,15 @@ def _entries(seen: _Seen) -> Iterator[str]:
     if found is None or not right[0].size or plan.frequency.ndim > 1:
         return
     rate, row = (np.broadcast_to(v, right[0].shape).astype(np.float64) for v in (plan.frequency, plan.row))
-    reads = {entry: (row.copy(), rate.copy(), np.ones(row.shape)) for entry in ENTRIES}
+    reads: dict[str, tuple[np.ndarray, ...]] = {
+        entry: (row.copy(), rate.copy(), np.ones(row.shape)) for entry in ENTRIES
+    }
     told: dict[tuple[str, str], dict[int, int]] = {}
     lost: set[int] = set()
     wrong = np.array([~(abs(values - meant) < _close(seen)) for values, meant in zip(found, right, strict=True)])
     for pair in np.flatnonzero(wrong.any(axis=(0, 1, 2, 3))).tolist():
         every = {
-            entry: (values[..., pair], wrong[..., pair].any(axis=0))
+            entry: (values[..., pair], np.asarray(wrong[..., pair].any(axis=0)))
             for entry, values in zip(ENTRIES, found, strict=True)
         }
         together = _found(seen, pair, every)
@@ -467,7 +469,7 @@ def _candidates(seen: _Seen, entry: str, pair: int, together: bool) -> Iterator[
     own = np.broadcast_to(plan.row, (*plan.shape[:3], plan.rotary_dim // 2))[..., pair].astype(np.float64)
     rates, sine, sense = plan.frequency.astype(np.float64).tolist(), entry.startswith("sin"), float(plan.multiple)
     rows = {"": own}
-    if case.axes is None:
+    if case.axes is None or case.positions is None:
         rows |= {"the next row": own + 1, "the row before": own - 1}
     else:
         along = case.positions.numpy().astype(np.float64)
@@ -510,8 +512,8 @@ def _entries_in_words(told: dict[tuple[str, str], dict[int, int]], count: int) -
     for (entry, words), columns in told.items():
         alike.setdefault((words, tuple(columns.items())), []).append(entry)
     lines = []
-    for (words, columns), entries in alike.items():
-        ours, theirs = (np.array(side) for side in zip(*columns, strict=True))
+    for (words, moves), entries in alike.items():
+        ours, theirs = (np.array(side) for side in zip(*moves, strict=True))
         kinds = {"cos": "cosines", "sin": "sines", "": "their own"}
         place = " and ".join(dict.fromkeys(kinds[entry[:3]] for entry in entries))
         members = {entry[3:] for entry in entries}
@@ -541,7 +543,7 @@ def _sums(seen: _Seen) -> Iterator[str]:
     for member in (read, read[::-1]):
         meant[written, member] = True
     meant = meant.T if plan.is_gradient else meant
-    found = (abs(matrix) > TINY).any(axis=(0, 1, 2))
+    found = np.asarray((abs(matrix) > TINY).any(axis=(0, 1, 2)))
     groups: dict[tuple, list[int]] = {}
     for to in np.flatnonzero((found & ~meant).any(axis=1)).tolist():
         groups.setdefault(tuple(tuple(np.flatnonzero(m[to]) - to) for m in (found, meant)), []).append(to)
