@@ -40,7 +40,7 @@ def assert_keeps(law, function, convention, **options):
 
 # ---------------------------------------------------------------------------------------- our own functions
 
-test_apply_rope = pytest_laws(ropelab.apply_rope, "ropelab", device="cuda" if HAS_GPU else "cpu", diagnose=False)
+test_apply_rope = pytest_laws(ropelab.apply_rope, "ropelab", device="cuda" if HAS_GPU else "cpu")
 
 
 @pytest.mark.parametrize(

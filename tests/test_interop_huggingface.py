@@ -396,9 +396,7 @@ def test_a_call_that_one_launch_cannot_serve_is_normalized_too(torch_backend):
 
 # -------------------------------------------------------------------------------------------- the function
 
-test_laws = pytest_laws(
-    apply_rotary_pos_emb, "huggingface", device=DEVICE, skip=() if HAS_GPU else ("compile",), diagnose=False
-)
+test_laws = pytest_laws(apply_rotary_pos_emb, "huggingface", device=DEVICE, skip=() if HAS_GPU else ("compile",))
 
 
 def interleaved(q, k, cos, sin, unsqueeze_dim=1):

@@ -1,7 +1,5 @@
 """The in-place operators of SGLang, vLLM and FlashInfer over ropelab: what their contracts say, corner by corner."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -241,9 +239,10 @@ def test_errors_of_the_cache_form(change, match):
 
 
 laws = pytest.mark.usefixtures("torch_backend")
-of_the_cache_form = partial(pytest_laws, apply_rope_with_cos_sin_cache_inplace, "vllm", diagnose=False)
-test_the_cache_form_keeps_the_laws = laws(of_the_cache_form())
-test_the_cache_form_keeps_the_laws_interleaved = laws(of_the_cache_form(layout="interleaved", rotary_dim=4))
+test_the_cache_form_keeps_the_laws = laws(pytest_laws(apply_rope_with_cos_sin_cache_inplace, "vllm"))
+test_the_cache_form_keeps_the_laws_interleaved = laws(
+    pytest_laws(apply_rope_with_cos_sin_cache_inplace, "vllm", layout="interleaved", rotary_dim=4)
+)
 
 
 def by_token(positions, query, key, head_size, cos_sin_cache, is_neox):
@@ -253,6 +252,7 @@ def by_token(positions, query, key, head_size, cos_sin_cache, is_neox):
     rotary_embedding_cos_sin(cos, sin, query, key, head_size, not is_neox, rotary_dim=rotary_dim)
 
 
-of_the_form_by_token = partial(pytest_laws, by_token, "vllm", diagnose=False)
-test_the_form_by_token_keeps_the_laws = laws(of_the_form_by_token())
-test_the_form_by_token_keeps_the_laws_interleaved = laws(of_the_form_by_token(layout="interleaved", rotary_dim=4))
+test_the_form_by_token_keeps_the_laws = laws(pytest_laws(by_token, "vllm"))
+test_the_form_by_token_keeps_the_laws_interleaved = laws(
+    pytest_laws(by_token, "vllm", layout="interleaved", rotary_dim=4)
+)

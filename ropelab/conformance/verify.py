@@ -115,7 +115,8 @@ def judge(
             results.append(hold(law, fresh, sizes, shrink, found, strict=declaration.strict))
             lenient = lenient or results[-1].message == ROUNDS_OPERATIONS
             narrow = narrow != (results[-1].message == OTHER_TABLES)
-            if len(results) == 1 and diagnose and not declaration.writes_cache:
+            alone = len(declaration.laws) == 1 and results[0].status != "fail"  # nothing is left to diagnose
+            if len(results) == 1 and diagnose and not declaration.writes_cache and not alone:
                 begun("the calls after the first law")
                 history = recalls(fresh, sizes)
         diagnosis: tuple[Diagnosis, ...] = ()
