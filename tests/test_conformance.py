@@ -359,7 +359,7 @@ def test_laws_share_no_state():
     assert len(built) == 2
 
 
-def test_a_module_that_takes_a_base_takes_no_head_size():
+def test_a_module_that_takes_a_base_or_nothing_takes_no_head_size():
     """Its head size is that of its inputs."""
 
     class Rotary(torch.nn.Module):
@@ -372,6 +372,7 @@ def test_a_module_that_takes_a_base_takes_no_head_size():
 
     for base in (10000.0, 500_000.0):
         assert verify(Rotary, "module", base=base, laws=["definition"]).passed
+    assert verify(lambda: Rotary(), "module", laws=["definition"]).passed
     assert not verify(lambda base: Rotary(2 * base), "module", base=500.0, laws=["definition"], diagnose=False).passed
 
 

@@ -235,10 +235,10 @@ def offers(function: Callable[..., Any], name: str) -> bool:
     return signature is not None and name in signature.parameters
 
 
-def first_parameter(function: Callable[..., Any]) -> str:
-    """Return the name of the first parameter of ``function``; empty if it has none, or if its signature is unknown."""
+def first_parameter(function: Callable[..., Any]) -> str | None:
+    """Return the name of the first parameter of ``function``; empty if it has none, None if its signature is unknown."""
     signature = _signature(function)
-    return next(iter(signature.parameters), "") if signature is not None else ""
+    return None if signature is None else next(iter(signature.parameters), "")
 
 
 def required(function: Callable[..., Any]) -> tuple[str, ...]:

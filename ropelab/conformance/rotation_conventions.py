@@ -261,7 +261,7 @@ class OwnAngles(Convention):
 class Module(OwnAngles):
     """A module, or a class or function that makes one for a head size: q and k, without positions.
 
-    A class or function whose first parameter is the base takes no head size.
+    A class or function without parameters, or whose first parameter is the base, takes no head size.
     """
 
     name = "module"
@@ -281,7 +281,7 @@ class Module(OwnAngles):
         key = (features_of(case), case.rotary_dim)
         if key not in implementation.state:
             options = self._options(implementation, case)
-            given = () if first_parameter(implementation.function) == "base" else (features_of(case),)
+            given = () if first_parameter(implementation.function) in ("", "base") else (features_of(case),)
             made = call(implementation.function, Arguments((), given, options), "fn(head_dim)" if given else "fn()")
             implementation.state[key] = made.to(implementation.device)
         return implementation.state[key]
