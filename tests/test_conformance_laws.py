@@ -209,6 +209,21 @@ def test_the_columns_that_serve_both_features_of_a_pair_are_named():
     assert found.proven and str(found.deviations[0]).startswith(f"{words} second feature"), found.words()
 
 
+def last_head_of_long_calls(x, positions):
+    y = plain(x, positions)
+    last = torch.arange(x.shape[2]) == x.shape[2] - 1
+    return y * (1 + 0.01 * last * (x.shape[1] > 10_240 and x.shape[2] > 1))[:, None].to(y.dtype)
+
+
+def backward_of_one_offset(x, cos, sin, seqlen_offsets=0):
+    first = seqlen_offsets[:1].expand(len(x)) if torch.is_tensor(seqlen_offsets) else seqlen_offsets
+    return correct.with_backward(
+        x,
+        lambda x: flash_attn(x, cos, sin, seqlen_offsets=seqlen_offsets),
+        lambda g: flash_attn(g, cos, -sin, seqlen_offsets=first),
+    )
+
+
 WRONG = {
     "definition": ("plain", lambda x, p: plain(x, -p), {}),
     "isometry": ("plain", scaled(lambda x: 1.001), {}),
@@ -258,8 +273,14 @@ WRONG = {
     "token_counts": ("plain", scaled(lambda x: 1.01 if x.shape[1] > 10_240 else 1), {}),
     "huge": ("huggingface", int32_offsets, {}),
 }  # fmt: skip
-AT_AN_END = {"inplace": ("flash_attn", strided_in_place_ignored), "definition": ("vllm", last_row_never_read)}
-"""Functions that break a law only where inputs are strided, or where the last token reads the last row."""
+AT_AN_END = {
+    "inplace": ("flash_attn", strided_in_place_ignored),
+    "definition": ("vllm", last_row_never_read),
+    "extents": ("plain", scaled(lambda x: 1.01 if x.shape[-1] == 128 else 1)),
+    "token_counts": ("plain", last_head_of_long_calls),
+    "adjoint": ("flash_attn", backward_of_one_offset),
+}
+"""Functions that break a law only in strided calls, in the last row, head or sequence, or in heads of 128 features."""
 NOTED = {
     "table_gradients": ("huggingface", fused_backward, "it takes cosines and sines as constants"),
     "rows_past_end": ("flash_attn", refuses_padding, "it refuses a packed buffer"),
