@@ -165,9 +165,10 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         far_apart = subject.with_inputs(plain, [x * 2.0**18 for x in plain.inputs])
         yield Question(BEYOND_FLOAT16, far_apart, FORWARD, forward)
     yield Question("a call after a shorter sequence", plain, FORWARD, _after_shorter, (1,))
-    apart_in = "an offset for each sequence"
+    with_gradient = ("an offset for each sequence", "large positions", "tables with a factor", "packed documents",
+                     "the second rank of context parallelism")  # fmt: skip
     for name, at in cases.items():
-        if at in (plain, later) or name in (apart_in, "large positions", "tables with a factor", "packed documents"):
+        if at in (plain, later) or name in with_gradient:
             yield Question(f"the gradient for {name}", at, GRADIENT, gradient)
     ones = tuple(torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape) for x in plain.inputs)
     yield Question("the gradient of a sum", replace(plain, cotangents=ones), GRADIENT, gradient)
@@ -176,7 +177,7 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
     yield Question("the gradient of a second step", plain, GRADIENT, second_gradient, (tokens,))
     yield Question("the inputs after the call", plain, INPUTS, inputs_after)
     yield Question("the cotangents after the backward", plain, COTANGENTS, cotangents_changed)
-    yield Question("the other arguments after the call", cases[apart_in], ARGUMENTS, arguments_changed)
+    yield Question("the other arguments after the call", cases["an offset for each sequence"], ARGUMENTS, arguments_changed)
 
 
 def forward(subject: Subject, case: Case) -> Tensors:

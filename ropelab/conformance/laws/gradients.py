@@ -24,6 +24,7 @@ def adjoint(subject, sizes):
     others = [subject.draw(sizes, **w) for w in ({"offsets": 3}, {"factor": 1.25})]
     others += [subject.draw(sizes, offsets=tuple(range(9, 9 - 2 * sizes.batch, -2)))]
     others += [subject.draw(packed, lengths=(3, n), **w) for w in ({}, {"offsets": (4, 1)})]
+    others += [subject.draw(replace(sizes, tokens=8), shard=(2, 1))]
     for other in others:
         if subject.can(other):
             yield from _adjoint(subject, subject.cotangents(other))
