@@ -236,7 +236,7 @@ def offers(function: Callable[..., Any], name: str) -> bool:
 
 
 def first_parameter(function: Callable[..., Any]) -> str | None:
-    """Return the name of the first parameter of ``function``; empty if it has none, None if its signature is unknown."""
+    """Return the name of the first parameter of ``function``: empty if there is none, None if it is unknown."""
     signature = _signature(function)
     return None if signature is None else next(iter(signature.parameters), "")
 

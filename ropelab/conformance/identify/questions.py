@@ -177,7 +177,9 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
     yield Question("the gradient of a second step", plain, GRADIENT, second_gradient, (tokens,))
     yield Question("the inputs after the call", plain, INPUTS, inputs_after)
     yield Question("the cotangents after the backward", plain, COTANGENTS, cotangents_changed)
-    yield Question("the other arguments after the call", cases["an offset for each sequence"], ARGUMENTS, arguments_changed)
+    yield Question(
+        "the other arguments after the call", cases["an offset for each sequence"], ARGUMENTS, arguments_changed
+    )
 
 
 def forward(subject: Subject, case: Case) -> Tensors:
