@@ -370,11 +370,10 @@ def _unexplained(wrong, answers) -> Iterator[str]:
 def _confined(wrong, answers) -> str:
     """Return in words the narrowest scope that contains all unexplained answers; empty if it contains all answers.
 
-    Fewer than three calls have too many circumstances in common by chance.
+    Fewer than three calls have a limit of tokens in common by chance.
     """
-    if len({answer.question.name for answer, _ in wrong}) < 3:
-        return ""
-    possible = [scope for scope in scopes(wrong, answers) if scope.mask is None]
+    few = len({answer.question.name for answer, _ in wrong}) < 3
+    possible = [s for s in scopes(wrong, answers) if s.mask is None and not (few and "more than" in s.words)]
     possible = [s for s in possible if all(_has(s, answer) for answer, _ in wrong)]
     narrowest = min(possible, key=lambda s: sum(_has(s, answer) for answer in answers), default=None)
     if narrowest is None or all(_has(narrowest, answer) for answer in answers):

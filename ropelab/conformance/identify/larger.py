@@ -100,8 +100,7 @@ def _questions(subject: Subject, sizes: Sizes, variant: int, description: tuple[
     said = " ".join(deviation.scope.words for deviation in description)
     if subject.convention.pair and not measured and "head" in said:
         extents["more heads of k than of q"] = replace(sizes, q_heads=sizes.k_heads, k_heads=k_heads)
-    words = " ".join(deviation.words for deviation in description)
-    if re.search("head|pair|rotate", f"{said} {words}"):  # the width decides which pairs and other features there are
+    if "head" in said or "pair" in said or "rotate" in said:  # the width decides which pairs there are
         for rotary_dim in (sizes.rotary_dim, sizes.rotary_dim + 8 * variant, sizes.rotary_dim + 8 * variant + 6):
             wide = replace(sizes, head_dim=rotary_dim, rotary_dim=rotary_dim)
             extents[f"heads of {rotary_dim} features, all of which rotate"] = wide
@@ -109,6 +108,7 @@ def _questions(subject: Subject, sizes: Sizes, variant: int, description: tuple[
             for further in (6, 0):
                 wide = replace(sizes, head_dim=sizes.head_dim + 10, rotary_dim=sizes.rotary_dim + further)
                 extents[f"wider heads, {wide.rotary_dim} features of which rotate"] = wide
+    words = " ".join(deviation.words for deviation in description)
     if "document" in f"{said} {words}":
         n = variant
         for lengths in ((3, 0, 0, 4 + n, 2), (0, 0, 5, 0, n, 3), (n, 4, 2, 0, 0, 6, 0), (2, 1 + n, 3, 1, 4)):

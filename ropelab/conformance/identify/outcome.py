@@ -17,7 +17,7 @@ from ropelab.conformance.bounds import (
     table_angle_error,
 )
 from ropelab.conformance.identify.plan import OF_AUTOGRAD, REDUCED, TURNS, Plan, Wires, rounded
-from ropelab.conformance.identify.questions import ARGUMENTS, COTANGENTS, INPUTS
+from ropelab.conformance.identify.questions import ARGUMENTS, COTANGENTS, FORWARD, INPUTS
 from ropelab.layout.pairing import pairs
 from ropelab.layout.seq_format import from_bshd, to_bshd
 
@@ -57,8 +57,9 @@ def _answer(made: Callable[[int], Plan], which: int) -> Told | str:
             _in_memory(x, plan.subject.format(case)) for x in (case.cotangents if plan.is_gradient else case.inputs)
         ]
     y, bound = _from(made, plan, given)
-    # Nothing determines the numbers in the gaps of memory.
-    return (np.nan_to_num(y), np.where(np.isnan(y), np.inf, bound)) if plan.flat == plan.question.kind else (y, bound)
+    if plan.flat == plan.question.kind == FORWARD:  # nothing determines the numbers in the gaps of memory
+        return np.nan_to_num(y), np.where(np.isnan(y), np.inf, bound)
+    return y, bound
 
 
 def _from(made: Callable[[int], Plan], plan: Plan, given: list[np.ndarray]) -> Told:
