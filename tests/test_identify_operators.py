@@ -9,7 +9,8 @@ from ropelab.conformance import verify
 from ropelab.conformance.cache.correct import CORRECT, FORMS, Operator
 from ropelab.conformance.cache.correct_block_scales import BlockScaled
 from ropelab.conformance.cache.faults import CACHE_FAULTS
-from ropelab.conformance.cache.identify import _roundest, identify_cache
+from ropelab.conformance.cache.identify import identify_cache
+from ropelab.conformance.cache.many import roundest
 from ropelab.conformance.declared import declare
 from ropelab.conformance.report import text
 from ropelab.conformance.surroundings import Surroundings
@@ -318,6 +319,42 @@ class IndexerInHalves(BlockScaled):
         return torch.cat((y[..., :first], y[..., first:end][..., order.argsort()]), -1)
 
 
+# ------------------------------------------------------------------------------------------------------ many tokens
+
+MANY = {"token_counts": (64, 512)}
+"""The law `token_counts` asks for 65 and for 513 tokens."""
+
+
+@says("q takes the position of the token before in calls of more than 300 tokens",
+      "the stored k takes the position of the token before in calls of more than 300 tokens", **MANY)  # fmt: skip
+class PositionsOfNeighboursInLongCalls(Operator):
+    def positions(self, positions, slots):
+        found = super().positions(positions, slots)
+        return found.roll(1) if len(found) > 300 else found
+
+
+@says("q is not rotated in tokens >= 300 in calls of more than 300 tokens", convention=NORMED, **MANY)
+class RotatesTheFirst300Tokens(Operator):
+    def rotate(self, x, cos, sin, layout):
+        y = super().rotate(x, cos, sin, layout)
+        return torch.cat((y[:300], x[300:].to(y.dtype)))
+
+
+@says("q is not rotated in calls of more than 1000 heads of q of all tokens",
+      "the stored k is not rotated in calls of more than 1000 heads of k of all tokens", **MANY)  # fmt: skip
+class NoRotationOfManyHeads(Operator):
+    def rotate(self, x, cos, sin, layout):
+        return x if x.shape[0] * x.shape[1] > 1000 else super().rotate(x, cos, sin, layout)
+
+
+@says("the stored k is in the slot after the right one in calls of more than 300 tokens", **MANY)
+class SlotsFromZeroInLongCalls(Operator):
+    def write(self, cache, slots, rows, scale, other):
+        moved = len(rows) > 200  # of 300 tokens, 200 have a slot
+        slots = (slots + 1) % (cache.shape[0] * cache.shape[1]) if moved else slots
+        super().write(cache, slots, rows, scale, other)
+
+
 def unrounded_in_numbers_and_weights(
     q, weights, *, cos, sin, weight_scale, amax_epsilon, positions, rotary_slice, out, weights_out
 ):
@@ -410,5 +447,5 @@ def test_the_roundest_number_of_a_range_is_found_among_all_of_int32():
     for low, high in itertools.product(range(-9, 10), range(-9, 10)):
         if low <= high:
             slow = max(range(low, high + 1), key=lambda n: (n & -n) if n else 1 << 62)
-            assert _roundest(low, high) == slow
-    assert _roundest(-(2**31), 0) == 0 and _roundest(7, 2**31 - 1) == 2**30
+            assert roundest(low, high) == slow
+    assert roundest(-(2**31), 0) == 0 and roundest(7, 2**31 - 1) == 2**30

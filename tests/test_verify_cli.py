@@ -443,7 +443,7 @@ def on_meta(x, positions):
     "function, convention, verdict, said",
     [
         (os.abort, "plain", "not judged", "takes ()"),
-        (os.getcwd, "module", "not judged", "takes ()"),
+        (os.getcwd, "module", "not judged", "called as fn(), returned str, expected a module"),
         (os.abort, "rope_and_cache", "not judged", ""),
         (torch.add, "huggingface", "not judged", "cannot be called as fn(q, k, cos, sin"),
         (torch.nn.Linear(2, 2), "plain", "not judged", "takes (input: torch.Tensor) -> torch.Tensor"),

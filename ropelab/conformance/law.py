@@ -27,6 +27,7 @@ class Comparison:
         case: the call that led to ``actual``.
         axes: the names of the axes.
         truth: whether ``expected`` is the definition itself; otherwise it is another result of the function.
+        tokens: the numbers in the call of the tokens that are compared; None for all.
     """
 
     what: str
@@ -36,6 +37,13 @@ class Comparison:
     case: Case
     axes: tuple[str, ...] = AXES
     truth: bool = False
+    tokens: Sequence[int] | None = None
+
+    def numbers(self, axis: int) -> np.ndarray:
+        """Return the numbers in the call of the elements that are compared along an axis."""
+        if self.tokens is not None and self.axes[axis] == "token":
+            return np.asarray(self.tokens)
+        return np.arange(self.actual.shape[axis])
 
     @property
     def error(self) -> np.ndarray:
@@ -97,6 +105,7 @@ def against(
     what: str = "{}",
     *,
     truth: bool = False,
+    tokens: Sequence[int] | None = None,
 ) -> Iterator[Comparison]:
     """Compare each output with an expected value, within a bound.
 
@@ -105,10 +114,10 @@ def against(
         outputs: a tensor for each input of the case.
         expected: ``(value, bound)`` for each output.
         what: the output in words; ``{}`` stands for the name of the input.
-        truth: as for `Comparison`.
+        truth, tokens: as for `Comparison`.
     """
     for name, y, (value, bound) in zip(names(case), outputs, expected, strict=True):
-        yield Comparison(what.format(name), exact(y), value, bound, case, truth=truth)
+        yield Comparison(what.format(name), exact(y), value, bound, case, truth=truth, tokens=tokens)
 
 
 def against_truth(subject: Subject, case: Case) -> Iterator[Comparison]:

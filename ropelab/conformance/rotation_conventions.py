@@ -282,7 +282,10 @@ class Module(OwnAngles):
         if key not in implementation.state:
             options = self._options(implementation, case)
             given = () if first_parameter(implementation.function) in ("", "base") else (features_of(case),)
-            made = call(implementation.function, Arguments((), given, options), "fn(head_dim)" if given else "fn()")
+            form = "fn(head_dim)" if given else "fn()"
+            made = call(implementation.function, Arguments((), given, options), form)
+            if not isinstance(made, torch.nn.Module):
+                raise NotApplicable(f"the function, called as {form}, returned {type(made).__name__}, expected a module")
             implementation.state[key] = made.to(implementation.device)
         return implementation.state[key]
 

@@ -232,7 +232,8 @@ def _attempt(law: Law, subject: Subject, sizes: Sizes) -> Result:
     if comparison.excess[index] <= 1:
         return result("pass", message=message, compared=compared, **about)
     example = Counterexample(
-        sizes, comparison.what, dict(zip(comparison.axes, index, strict=True)),
+        sizes, comparison.what,
+        {name: int(comparison.numbers(axis)[index[axis]]) for axis, name in enumerate(comparison.axes)},
         _at(comparison.expected, comparison.error, index), float(comparison.actual[index]), about["bound"],
         comparison.case, pattern(comparison, sizes.rotary_dim),
     )  # fmt: skip

@@ -22,31 +22,32 @@ def pattern(comparison: Comparison, rotary_dim: int) -> str:
         hit = np.asarray(wrong.any(axis=tuple(i for i in range(wrong.ndim) if i != axis)))
         if hit.all() or not hit.any():
             continue
-        found.append(_describe(hit, name, rotary_dim))
+        found.append(_describe(hit, name, rotary_dim, comparison.numbers(axis)))
     share = f"{wrong.sum()} of {wrong.size} elements of {comparison.what}"
     return f"{share}; only {', '.join(found)}" if found else f"{share}, along all axes"
 
 
-def _describe(hit: np.ndarray, name: str, rotary_dim: int) -> str:
+def _describe(hit: np.ndarray, name: str, rotary_dim: int, numbers: np.ndarray) -> str:
     plural = f"{name}es" if name.endswith("ch") else f"{name}s"
-    indices = np.flatnonzero(hit)
-    last = len(hit) - 1
+    places, last = np.flatnonzero(hit), len(hit) - 1
+    indices = numbers[places]
     if name == "feature" and rotary_dim < len(hit):
-        if np.array_equal(indices, np.arange(rotary_dim, len(hit))):
+        if np.array_equal(places, np.arange(rotary_dim, len(hit))):
             return f"features >= {rotary_dim}, which do not rotate"
-        if np.array_equal(indices, np.arange(rotary_dim)):
+        if np.array_equal(places, np.arange(rotary_dim)):
             return f"features < {rotary_dim}, which rotate"
     if len(indices) == 1:
         return f"{name} {indices[0]}"
-    if np.array_equal(indices, np.arange(indices[0], len(hit))):
+    if np.array_equal(places, np.arange(places[0], len(hit))):
         return f"{plural} >= {indices[0]}"
-    if np.array_equal(indices, np.arange(indices[-1] + 1)):
+    if np.array_equal(places, np.arange(places[-1] + 1)):
         return f"{plural} <= {indices[-1]}"
     step = np.diff(indices)
     if len(set(step)) == 1:
         if step[0] == 1:
             return f"{plural} {indices[0]} to {indices[-1]}"
-        kind = {0: "even", 1: "odd"}.get(int(indices[0])) if step[0] == 2 and indices[-1] >= last - 1 else None
+        ends = step[0] == 2 and places[-1] >= last - 1
+        kind = {0: "even", 1: "odd"}.get(int(indices[0])) if ends else None
         return f"{kind} {plural}" if kind else f"{plural} {indices[0]}, {indices[1]}, ... {indices[-1]}"
     listed = ", ".join(map(str, indices[:6])) + (", ..." if len(indices) > 6 else "")
     return f"{plural} {listed}"

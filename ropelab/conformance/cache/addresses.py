@@ -14,6 +14,8 @@ from ropelab.conformance.cache.seen import PARTS, K, Seen, V
 
 FEW = 4
 """The number of tokens that are told."""
+MOST_SEARCHED = 2**20
+"""The elements of the largest memory that is searched for rows."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Tokens:
     Attributes:
         slot: the slot; negative for none.
         position: the position.
+        number: the number of the token in the call.
         earlier: the slot that the token with the same number had in the call before, if there was one.
         asked: whether the call has an entry for the slot of the token.
         request: the place of the token in its request.
@@ -31,6 +34,7 @@ class Tokens:
 
     slot: np.ndarray
     position: np.ndarray
+    number: np.ndarray
     earlier: np.ndarray
     asked: np.ndarray
     request: np.ndarray
@@ -40,19 +44,14 @@ class Tokens:
 
     @classmethod
     def of(cls, seen: Seen, which: int = K) -> Tokens:
-        """Return the numbers of a call; ``which`` is the number of the cache: 1 or 2."""
-        case, place = seen.case, seen.case.places[which - 1]
+        """Return the numbers of a whole call; ``which`` is the number of the cache: 1 or 2."""
+        case, place = seen.whole or seen.case, seen.case.places[which - 1]
         position, asked = case.token_positions()[0].numpy(), np.arange(case.tokens) < len(case.slots)
         request = in_request(case.slots, place.shape[1]).numpy() if asked.all() else position
         return cls(
-            case.every_slot, position, (seen.earlier or case).every_slot, asked, request,
+            case.every_slot, position, np.arange(case.tokens), (seen.earlier or case).every_slot, asked, request,
             place.shape[1], place.shape[0] * place.shape[1], place.strides[1],
         )  # fmt: skip
-
-    @property
-    def number(self) -> np.ndarray:
-        """The number of the token in the call."""
-        return np.arange(len(self.slot))
 
     @property
     def rank(self) -> np.ndarray:
@@ -181,25 +180,31 @@ def placed(seen: list[Seen], which: int) -> str:
 
 
 def held(seen: Seen, which: int, slots: np.ndarray, strides: tuple[int, ...] = ()) -> bool:
-    """Return whether a whole cache is as after a write of the right rows to other slots or by other strides.
+    """Return whether a cache is as after a write of the right rows to other slots or by other strides.
+
+    That is the whole cache for a whole call, and the rows of the tokens for a part of a call.
 
     Any of several tokens with one slot may be the last that is written there.
 
     Args:
         seen, which: a call, and the number of the cache: 1 or 2.
-        slots: the slots that all tokens ``[T]`` have in the mistaken write, negative for none.
+        slots: the slots that all tokens of the whole call have in the mistaken write, negative for none.
         strides: the strides by which the mistaken write addresses the cache; by default the right ones.
     """
-    place, before, now = seen.case.places[which - 1], numbers(seen.case.memory), numbers(seen.written.memory)
-    value, bound = (x[slots >= 0] for x in seen.made_of(which, *seen.subject.part(seen.case, which)))
-    at, own = place.at(slots[slots >= 0], strides), place.within(torch.arange(len(now))).numpy()
-    if (slots >= place.shape[0] * place.shape[1]).any() or at.max(initial=0) >= len(now):
+    place, memory, slots = seen.case.places[which - 1], seen.written.memory, slots[seen.number]
+    at = place.at(slots[slots >= 0], strides)
+    if (slots >= place.shape[0] * place.shape[1]).any() or at.max(initial=0) >= len(memory):
         return False
+    value, bound = (x[slots >= 0] for x in seen.made_of(which, *seen.subject.part(seen.case, which)))
+    now = numbers(memory[torch.from_numpy(at)])
+    near = (abs(now - value) <= 2 * bound) | (np.isnan(now) & np.isnan(value))
+    if seen.whole:
+        return bool(near.all())
+    now, before = numbers(memory), numbers(seen.case.memory)
     right = (now == before) | (np.isnan(now) & np.isnan(before))
     right[at] = False
-    near = (abs(now[at] - value) <= 2 * bound) | (np.isnan(now[at]) & np.isnan(value))
     np.logical_or.at(right, at, near)
-    return bool(right[own].all())
+    return bool(right[place.within(torch.arange(len(now))).numpy()].all())
 
 
 def blocks_placed(seen: list[Seen]) -> tuple[str, str] | None:
@@ -208,7 +213,7 @@ def blocks_placed(seen: list[Seen]) -> tuple[str, str] | None:
         return None
     for which, part, are in ((2, "the scales of the stored k", "are"), (1, "the stored k without its scales", "is")):
         for words, rule in SLOTS.items():
-            if all(held_in_blocks(one, which, rule(Tokens.of(one))) for one in seen):
+            if all(not one.whole and held_in_blocks(one, which, rule(Tokens.of(one))) for one in seen):
                 return part, f"{are} {words}"
     return None
 
@@ -243,6 +248,8 @@ def misplaced(seen: Seen, which: int) -> Iterator[tuple[int, int, int]]:
     if which not in (K, V) or seen.blocks or not seen.subject.convention.addressed:
         return
     case, place = seen.case, seen.case.places[which - 1]
+    if len(seen.written.memory) > MOST_SEARCHED:
+        return
     rows = numbers(seen.written.memory)[place.at(np.arange(place.shape[0] * place.shape[1]))]
     for token, right, bound in zip(np.flatnonzero(case.live.numpy()), *seen.definition(which), strict=True):
         hits = np.flatnonzero((abs(rows - right) <= 2 * bound).all(axis=(1, 2)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ import numpy as np
 
 from ropelab.conformance.cache.addresses import PLACES, Tokens, blocks_placed, held, misplaced, placed, slots_in_words
 from ropelab.conformance.cache.calls import BLOCKS, Draw, circumstances
+from ropelab.conformance.cache.many import calls_of_many, roundest
 from ropelab.conformance.cache.mistakes import mistakes
 from ropelab.conformance.cache.read_off import facts as facts_of
 from ropelab.conformance.cache.read_off import hypotheses
@@ -78,7 +79,20 @@ def identify_cache(subject: CacheSubject, sizes: Sizes, seconds: float = SECONDS
                 return found
             return replace(partly, facts=(*partly.facts, *(f"{d} (proven)" for d in found.deviations)))
         partly = partly or (None if found.silent else found)
+    if partly is None and time.thread_time() < deadline:
+        for words, which, calls in calls_of_many(subject, sizes):
+            found = _identified(calls, words, time.thread_time() + seconds / 2, which)
+            partly = found if partly is None else _together(partly, found)
     return partly or Identification()
+
+
+def _together(first: Identification, second: Identification) -> Identification:
+    """Return the identification of parts that deviate in other calls each."""
+    right = tuple(name for name in first.right if name in second.right)
+    if first.proven and second.proven:
+        return Identification((*first.deviations, *second.deviations), True, right=right)
+    facts = [(*(f"{d} (proven)" for d in one.deviations), *one.facts) for one in (first, second)]
+    return Identification((), False, (*first.unexplained, *second.unexplained), facts=(*facts[0], *facts[1]))
 
 
 def _more(sizes: Sizes) -> Iterator[Sizes]:
@@ -103,12 +117,14 @@ def _seen(subject: CacheSubject, draw: Draw, sizes: Sizes, seed: int, later: boo
     return Seen(subject, case, subject(case), earlier)
 
 
-def _identified(seen: list[Seen], circumstances: str, deadline: float) -> Identification:
-    """Return the deviations in some calls; ``circumstances`` says what they have in common."""
+def _identified(
+    seen: list[Seen], circumstances: str, deadline: float, only: Collection[int] = range(len(PARTS))
+) -> Identification:
+    """Return the deviations of parts in some calls; ``circumstances`` says what the calls have in common."""
     found: list[Deviation] = []
     right, deviating, unexplained, read, places = [], set(), [], [], 0
     outside, kind = any(one.outside() for one in seen), seen[0].subject.convention
-    for which in seen[0].parts():
+    for which in (part for part in seen[0].parts() if part in only):
         part, wrong = PARTS[which], [one.wrong(which) for one in seen]
         bad = _any(wrong)
         deviating |= {part} if bad else set()
@@ -122,7 +138,7 @@ def _identified(seen: list[Seen], circumstances: str, deadline: float) -> Identi
             found.append(_deviation(part, where, circumstances))
         elif not bad:
             right += [] if which == V and kind.turns_cached else [part]  # it does not get v
-            places += astray and all(held(one, which, one.case.every_slot) for one in seen)
+            places += astray and all(held(one, which, Tokens.of(one).slot) for one in seen)
         elif explanation := None if _unnamed(seen, which) else _explanation(seen, which, wrong, deadline):
             words, masked = explanation
             if not (part == "k" and f"the stored k {words}" in {f"{d.scope.name} {d.words}" for d in found}):
@@ -150,7 +166,7 @@ def _identified(seen: list[Seen], circumstances: str, deadline: float) -> Identi
 
 def _unnamed(seen: list[Seen], which: int) -> bool:
     """Return whether a call has right rows in slots that no token has: addresses, not numbers, are wrong."""
-    return any(slot not in one.case.every_slot for one in seen for _, slot, _ in misplaced(one, which))
+    return any(slot not in (one.whole or one.case).every_slot for one in seen for _, slot, _ in misplaced(one, which))
 
 
 def _any(wrong: list[np.ndarray]) -> bool:
@@ -223,7 +239,10 @@ def _masks(seen: list[Seen], which: int, wrong: list[np.ndarray]) -> Iterator[tu
         "for the first {} and every second after it": lambda i, n: i % 2 == 0,
     }
     skipped = any((one.case.slots < 0).any() or len(one.case.slots) < one.case.tokens for one in seen)
-    for axis, noun in enumerate(("token with a slot" if skipped else "token", "head")):
+    axes = {0: "token with a slot" if skipped else "token", 1: "head"}
+    if any(one.whole for one in seen):  # the first and the last token of a part are any tokens
+        del axes[0]
+    for axis, noun in axes.items():
         for words, place in places.items():
 
             def mask(one: Seen, shape: tuple[int, ...], axis=axis, place=place) -> np.ndarray:
@@ -247,7 +266,8 @@ def _attributes(seen: list[Seen], wrong: list[np.ndarray]) -> Iterator[tuple[str
                 np.arange(shape[0]) >= (len(one.case.slots) if shape[0] == one.case.tokens else shape[0])
             )[:, None, None],
         )
-    for noun, number in PLACES.items():
+    addressed = seen[0].subject.convention.addressed
+    for noun, number in PLACES.items() if addressed else (("at positions", PLACES["at positions"]),):
         hits, rest = set[int](), set[int]()
         for one, elements in zip(seen, wrong, strict=True):
             of, bad = _of_tokens(one, number, len(elements)), elements.any(axis=(1, 2))
@@ -269,7 +289,7 @@ def _is_by_token(one: Seen, elements: np.ndarray) -> bool:
 
 def _of_tokens(one: Seen, number: Callable[[Tokens], np.ndarray], count: int) -> np.ndarray:
     """Return numbers of all tokens of a call, or of those with a slot."""
-    numbers = number(Tokens.of(one))
+    numbers = number(Tokens.of(one))[one.number]
     return numbers if count == one.case.tokens else numbers[one.case.live.numpy()]
 
 
@@ -283,17 +303,11 @@ def _predicates(noun: str, hits: set[int], rest: set[int]) -> Iterator[tuple[str
     yield f"{noun} below 0", lambda n: n < 0
     first, last = min(hits), max(hits)
     if below := [n for n in rest if n < first]:
-        begin = _roundest(max(below) + 1, first)
+        begin = roundest(max(below) + 1, first)
         yield f"{noun} from {begin} on", lambda n: n >= begin
     if above := [n for n in rest if n > last]:
-        end = _roundest(last + 1, min(above))
+        end = roundest(last + 1, min(above))
         yield f"{noun} below {end}", lambda n: n < end
-
-
-def _roundest(low: int, high: int) -> int:
-    """Return the number from low to high that the largest power of two divides."""
-    multiples = (-(-low >> bits) << bits for bits in range(62, -1, -1))  # the first that is not below low
-    return next(n for n in multiples if n <= high)
 
 
 def _share(mask: Mask, seen: list[Seen], wrong: list[np.ndarray]) -> float:
@@ -314,10 +328,16 @@ def _extents(seen: list[Seen], which: int, wrong: list[np.ndarray]) -> Iterator[
         head = token[:, None, None] * sum(sizes) + before + np.arange(shape[1])[:, None]
         return head, one.case.tokens * sum(sizes)
 
+    def tokens(one: Seen, shape: tuple[int, ...]) -> tuple[np.ndarray, int]:
+        if one.whole is None:
+            return np.arange(shape[0])[:, None, None], shape[0]
+        number = one.number if shape[0] == one.case.tokens else one.number[one.case.live.numpy()]
+        return number[:, None, None], one.whole.tokens
+
     counts: dict[str, tuple[str, Callable[[Seen, tuple[int, ...]], tuple[np.ndarray, int]]]] = {
         "features": ("", lambda one, shape: (np.arange(shape[2]), shape[2])),
         "heads": ("", lambda one, shape: (np.arange(shape[1])[:, None], shape[1])),
-        "tokens": ("", lambda one, shape: (np.arange(shape[0])[:, None, None], shape[0])),
+        "tokens": ("", tokens),
     }
     for inputs, names in (((own,), "its heads"), ((Q, K), "heads of q and k"), ((Q, K, V), "heads of q, k and v")):
         if own in inputs:

@@ -19,11 +19,13 @@ from ropelab.conformance.cache.block_scales import BlockScales, parts
 from ropelab.conformance.cache.case import CacheCase, arranged, bit_numbers, bits, numbers
 from ropelab.conformance.cache.convention import ROWS, Written
 from ropelab.conformance.cache.conventions import UNWRITTEN
-from ropelab.conformance.cache.seen import made_scales
+from ropelab.conformance.cache.seen import made_scales, some_tokens
 from ropelab.conformance.cache.subject import SCALES, CacheSubject
 from ropelab.conformance.cache_bounds import row_scale
 from ropelab.conformance.case import Broken, NotApplicable
 from ropelab.conformance.law import Comparison, Law, law
+from ropelab.conformance.laws.numerics import require_quick
+from ropelab.conformance.laws.robustness import long_call, sampled
 from ropelab.kernels.float8 import FLOAT8_DTYPES, scale_of_rows, to_float8
 from ropelab.layout.pairing import pairs
 
@@ -41,16 +43,29 @@ def definition(subject, sizes):
     if subject.convention.optional_norm:
         yield from _against_truth(subject, subject.draw(sizes, norm=False))
     if subject.convention.offset:
-        yield from _against_truth(subject, subject.draw(sizes, weight_offset=1.0), " with 1 + w for the weights")
+        yield from _against_truth(subject, subject.draw(sizes, weight_offset=1.0), what=" with 1 + w for the weights")
     if subject.convention.widths_differ:
         try:
-            yield from _against_truth(subject, subject.draw(sizes, wider=8), " with heads of v of another width")
+            yield from _against_truth(subject, subject.draw(sizes, wider=8), what=" with heads of v of another width")
         except Broken:
             raise
         except Exception as refusal:  # a refusal writes nothing that could be wrong
             yield f"refuses heads of v of another width than heads of k ({type(refusal).__name__})"
     if subject.convention.own_angles:
-        yield from _against_truth(subject, with_yarn(subject.draw(sizes)), " with YaRN's frequencies")
+        yield from _against_truth(subject, with_yarn(subject.draw(sizes)), what=" with YaRN's frequencies")
+
+
+@law("One token more than a threshold changes no result: some tokens of long calls are the definition.",
+     r"C[s_t] = Q\,(R_{p_t} N k_t,\ v_t),\quad q'_t = R_{p_t} N q_t \text{ for all } T")  # fmt: skip
+def token_counts(subject, sizes):
+    for count in sizes.token_counts:
+        long = long_call(sizes, count + 1)
+        require_quick(subject, long, limit=1.0)
+        case, at = subject.draw(long), sampled(count)
+        few, written = some_tokens(case, subject(case), at)
+        for comparison in _against_truth(subject, few, written):
+            tokens = at if len(comparison.actual) == len(at) else at[few.live]
+            yield replace(comparison, case=case, tokens=tokens.tolist())
 
 
 def with_yarn(case: CacheCase) -> CacheCase:
@@ -63,14 +78,14 @@ def with_yarn(case: CacheCase) -> CacheCase:
 def float8(subject, sizes):
     if isinstance(subject.convention, BlockScales):
         case = subject.draw(sizes)
-        yield from _against_truth(subject, of_every_size(case), " of every size")
+        yield from _against_truth(subject, of_every_size(case), what=" of every size")
         return
     for dtype in FLOAT8_DTYPES:
         name = _name(dtype)
         case = subject.draw(sizes, cache_dtype=dtype)
-        yield from _against_truth(subject, case, f" in {name}")
+        yield from _against_truth(subject, case, what=f" in {name}")
         if dtype == FLOAT8_DTYPES[0] and not subject.convention.turns_cached:
-            yield from _against_truth(subject, beyond(case), f" in {name} beyond the largest finite number")
+            yield from _against_truth(subject, beyond(case), what=f" in {name} beyond the largest finite number")
 
 
 def beyond(case: CacheCase) -> CacheCase:
@@ -87,8 +102,10 @@ def of_every_size(case: CacheCase) -> CacheCase:
     return replace(case, inputs=(q, k * size[None, :, None, None], v))
 
 
-def _against_truth(subject: CacheSubject, case: CacheCase, what: str = "") -> Iterator[Comparison]:
-    written = _offered(subject, case)
+def _against_truth(
+    subject: CacheSubject, case: CacheCase, written: Written | None = None, *, what: str = ""
+) -> Iterator[Comparison]:
+    written = written or _offered(subject, case)
     live = case.live.numpy()
     q, k, v = subject.expected(case)
     tokens = live if subject.convention.whole_tokens else np.ones_like(live)

@@ -191,7 +191,7 @@ def _at(rule: Numbers, change: Change = lambda case: case) -> Hypothesis:
         tokens = Tokens.of(seen)
         nowhere = tokens.position == NO_POSITION
         tokens = replace(tokens, position=np.where(nowhere, 0, tokens.position))
-        positions = torch.from_numpy(np.where(nowhere, NO_POSITION, rule(tokens)))
+        positions = torch.from_numpy(np.where(nowhere, NO_POSITION, rule(tokens))[seen.number])
         return seen.told(which, replace(change(seen.case), positions=positions))
 
     return taken

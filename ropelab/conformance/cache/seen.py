@@ -32,6 +32,7 @@ class Seen:
         subject: the operator.
         case, written: the call and what the operator returned and wrote.
         earlier: the call before, of the same shapes; None if there was none.
+        whole, at: the call of which the tokens are a part, and their numbers in it; None for a whole call.
         definitions: the definition of each part, as far as it was asked for.
     """
 
@@ -39,12 +40,19 @@ class Seen:
     case: CacheCase
     written: Written
     earlier: CacheCase | None = None
+    whole: CacheCase | None = None
+    at: np.ndarray | None = None
     definitions: dict[int, Bounded] = field(default_factory=dict, repr=False)
 
     @property
     def blocks(self) -> bool:
         """Whether the operator stores a scale for each block of features."""
         return isinstance(self.subject.convention, BlockScales)
+
+    @property
+    def number(self) -> np.ndarray:
+        """The numbers of the tokens in the call, int64 ``[T]``."""
+        return np.arange(self.case.tokens) if self.at is None else self.at
 
     def kept(self, which: int) -> np.ndarray:
         """Return the tokens that a part is made of, bool ``[T]``: without those that the operator may leave out."""
@@ -130,7 +138,7 @@ class Seen:
 
     def outside(self) -> bool:
         """Return whether memory outside of the slots of the tokens changed."""
-        outside = ~self.case.named().to(self.written.memory.device)
+        outside = ~(self.whole or self.case).named().to(self.written.memory.device)
         return bool((bits(self.written.memory) != bits(self.case.memory))[outside].any())
 
     def deviates(self) -> bool:
@@ -140,6 +148,15 @@ class Seen:
     def parts(self) -> list[int]:
         """Return the numbers of the parts that the operator has."""
         return [which for which in range(len(PARTS)) if self.actual(which) is not None]
+
+
+def some_tokens(case: CacheCase, written: Written, at: torch.Tensor) -> tuple[CacheCase, Written]:
+    """Return a call and its results as if it had the tokens with the numbers ``at`` only."""
+    few = replace(case, inputs=tuple(x[:, at] for x in case.inputs), positions=case.token_positions()[0][at],
+                  slots=case.slots[at])  # fmt: skip
+    q, k, v = (None if y is None else y[at] for y in (written.q, written.k, written.v))
+    scales = None if written.scales is None else (written.scales[0][at], *written.scales[1:])
+    return few, Written(q, k, written.memory, v, scales)
 
 
 Hypothesis = Callable[[Seen, int], Bounded]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -107,6 +108,12 @@ class Evidence:
                 continue
             for which in range(len(question.case.inputs)):
                 self.answers.append(Answer(question, which, found if isinstance(found, str) else found[which]))
+
+    def of(self, name: str) -> Evidence:
+        """Return the answers for one input."""
+        own = copy(self)
+        own.answers = [answer for answer in self.answers if answer.name == name]
+        return own
 
     def in_time(self) -> None:
         """Raise OutOfTime after the deadline."""

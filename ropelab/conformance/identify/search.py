@@ -94,10 +94,11 @@ def _search(
     yield ()
     for start in _starts(measured):
         left = evidence.left(start, best)
-        beam.append((left, start))
         if left == 0:
             yield _shortest(evidence, start)
             return
+        if left < best or _structural(start):  # a structure may explain nothing alone
+            beam.append((left, start))
     beam = _pruned(beam)
     tried = False  # two deviations together; numbers are left to explain after exceptions
     for depth in range(MOST):
@@ -105,6 +106,9 @@ def _search(
         only_exceptions = bool(best_so_far) and all(deviation.kind == "exception" for deviation in best_so_far)
         if depth and not only_exceptions and not tried:
             tried = True
+            if apart := _apart(evidence, wrong, measured):
+                yield _shortest(evidence, apart)
+                return
             for start in _together(evidence, wrong, measured):
                 left = evidence.left(start, best)
                 if left == 0:
@@ -130,6 +134,22 @@ def _search(
             yield beam[0][1]
 
 
+def _apart(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]], measured: list[Deviation]) -> Description:
+    """Return descriptions of the wrong inputs, one for each, that together reproduce all answers; none otherwise.
+
+    The answers for one input are fewer, and no deviation of the other input is tried on them.
+    """
+    found: Description = ()
+    for name in dict.fromkeys(answer.name for answer, _ in wrong) if len({a.name for a in evidence.answers}) > 1 else ():
+        own = evidence.of(name)
+        ours = [d for d in measured if d.scope.name in ("", name)]
+        *_, last = _search(own, [w for w in wrong if w[0].name == name], ours)
+        if own.left(last, 0):
+            return ()
+        found += tuple(replace(d, scope=replace(d.scope, name=name)) for d in last)
+    return found if evidence.left(found, 0) == 0 else ()
+
+
 def _pruned(found: Iterable[tuple[float, Description]]) -> list[tuple[float, Description]]:
     return sorted(found, key=lambda scored: (round(scored[0], 6), len(scored[1])))[:BEAM]
 
@@ -149,9 +169,13 @@ def _shortest(evidence: Evidence, description: Description) -> Description:
     return description
 
 
+def _structural(deviations: Iterable[Deviation]) -> Description:
+    return tuple(d for d in deviations if d.kind in ("layout", "wiring"))
+
+
 def _starts(measured: list[Deviation]) -> Iterator[Description]:
     """Yield descriptions of measured deviations: the structure of each input with and without its first parameters."""
-    structural = tuple(d for d in measured if d.kind in ("layout", "wiring"))
+    structural = _structural(measured)
     if structural:
         yield structural
         yield from ((deviation,) for deviation in structural if len(structural) > 1)
@@ -170,7 +194,7 @@ def _together(
     Where an element has two faults, neither alone explains the element, and no search step by step finds them. At least
     one of the two is measured, or exchanges heads, features or tables.
     """
-    structural = tuple(d for d in measured if d.kind in ("layout", "wiring"))
+    structural = _structural(measured)
     others = [
         d for d in measured if d.kind not in ("layout", "wiring") and not {"rows", "strides"} & d.parameters.keys()
     ]

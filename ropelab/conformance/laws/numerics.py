@@ -72,9 +72,9 @@ def large_positions(subject, sizes):
 def _last_tokens(subject, case, count: int = 8) -> Iterator[Comparison]:
     first = case.shape[1] - count
     ends = tuple(x[:, first:] for x in case.inputs)
-    truth = subject.expected(replace(case, inputs=ends, positions=first + torch.arange(count)))
-    for comparison in against(case, [y[:, first:] for y in subject(case)], truth, truth=True):
-        yield replace(comparison, axes=("batch", f"token - {first}", "head", "feature"))
+    at = first + torch.arange(count)
+    truth = subject.expected(replace(case, inputs=ends, positions=at))
+    yield from against(case, [y[:, first:] for y in subject(case)], truth, truth=True, tokens=at.tolist())
 
 
 def require_quick(subject, sizes, limit: float = 10.0) -> None:

@@ -66,7 +66,7 @@ def token_counts(subject, sizes):
         at = sampled(count)
         few = replace(case, inputs=tuple(x[:, at] for x in case.inputs), positions=at)
         truth = subject.expected(few)
-        yield from against(few, [y[:, at] for y in subject(case)], truth, f"{{}} of {count + 1} tokens", truth=True)
+        yield from against(case, [y[:, at] for y in subject(case)], truth, truth=True, tokens=at.tolist())
 
 
 def sampled(count: int) -> torch.Tensor:
