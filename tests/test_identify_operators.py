@@ -10,8 +10,8 @@ from ropelab.conformance.cache.correct import CORRECT, FORMS, Operator
 from ropelab.conformance.cache.correct_block_scales import BlockScaled
 from ropelab.conformance.cache.faults import CACHE_FAULTS
 from ropelab.conformance.cache.identify import identify_cache
-from ropelab.conformance.cache.many import roundest
 from ropelab.conformance.declared import declare
+from ropelab.conformance.limits import roundest
 from ropelab.conformance.report import text
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.kernels.float8 import to_float8

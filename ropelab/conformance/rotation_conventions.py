@@ -285,7 +285,9 @@ class Module(OwnAngles):
             form = "fn(head_dim)" if given else "fn()"
             made = call(implementation.function, Arguments((), given, options), form)
             if not isinstance(made, torch.nn.Module):
-                raise NotApplicable(f"the function, called as {form}, returned {type(made).__name__}, expected a module")
+                raise NotApplicable(
+                    f"the function, called as {form}, returned {type(made).__name__}, expected a module"
+                )
             implementation.state[key] = made.to(implementation.device)
         return implementation.state[key]
 

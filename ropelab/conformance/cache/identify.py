@@ -18,7 +18,7 @@ import numpy as np
 
 from ropelab.conformance.cache.addresses import PLACES, Tokens, blocks_placed, held, misplaced, placed, slots_in_words
 from ropelab.conformance.cache.calls import BLOCKS, Draw, circumstances
-from ropelab.conformance.cache.many import calls_of_many, roundest
+from ropelab.conformance.cache.many import calls_of_many
 from ropelab.conformance.cache.mistakes import mistakes
 from ropelab.conformance.cache.read_off import facts as facts_of
 from ropelab.conformance.cache.read_off import hypotheses
@@ -29,6 +29,7 @@ from ropelab.conformance.case import Sizes
 from ropelab.conformance.identify.deviation import Deviation, Scope
 from ropelab.conformance.identify.extents import rules
 from ropelab.conformance.identify.identification import Identification
+from ropelab.conformance.limits import roundest
 
 SEEDS = (0, 1, 2)
 """The last seed is for the proof, and so is a larger call."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ropelab.conformance.identify.outcome import outcome, sides
 from ropelab.conformance.identify.plan import PARTS, Plan
-from ropelab.conformance.identify.questions import Question
+from ropelab.conformance.identify.questions import GRADIENT, Question
 from ropelab.conformance.subject import Subject
 
 ADJOINT = "the gradient applies the transposed matrix"
@@ -132,6 +132,29 @@ def alternatives(
             return plan
 
         yield outcome(made, which)
+
+
+def effective(
+    subject: Subject, question: Question, which: int, deviations: tuple[Deviation, ...]
+) -> tuple[Deviation, ...]:
+    """Return the deviations on which the answer for an input depends: the others leave its plan as it is.
+
+    The gradient for an input may depend on the plans of all inputs.
+    """
+    if any(d.rotary_dim is not None for d in deviations):
+        return deviations
+    kept = {place for place, deviation in enumerate(deviations) if deviation.rounds != 1}
+    try:
+        for number in range(len(question.case.inputs)) if question.kind == GRADIENT else (which,):
+            plan = Plan.of(subject, question, number)
+            for place, deviation in enumerate(deviations):
+                before = plan.state() if place not in kept and deviation.scope.covers(plan) else None
+                deviation.apply(plan)
+                if before is not None and plan.differs(before):
+                    kept.add(place)
+    except ValueError:  # deviations that were found in other calls do not fit this one
+        return deviations
+    return tuple(deviations[place] for place in sorted(kept))
 
 
 def planned(subject: Subject, question: Question, which: int, deviations: tuple[Deviation, ...]) -> Plan:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import NotApplicable, Sizes
-from ropelab.conformance.identify.deviation import Deviation, alternatives, planned
+from ropelab.conformance.identify.deviation import Deviation, alternatives, effective, planned
 from ropelab.conformance.identify.plan import last_row
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question, questions
 from ropelab.conformance.law import names
@@ -27,13 +27,15 @@ class OutOfTime(Exception):
     """The time of the identification is over."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Answer:
     """The answer of a function for one input of one call."""
 
     question: Question
     which: int
     values: np.ndarray | str
+    _definition: tuple[Subject, np.ndarray] | None = field(default=None, repr=False)
+    """The subject, and the elements that differ from the definition."""
 
     @property
     def name(self) -> str:
@@ -48,6 +50,14 @@ class Answer:
 
     def wrong(self, subject: Subject, deviations: tuple[Deviation, ...]) -> np.ndarray:
         """Return which elements differ from the description by more than the bound allows, ``[B, S, H, D]``."""
+        deviations = effective(subject, self.question, self.which, deviations) if deviations else ()
+        if deviations:
+            return self._wrong(subject, deviations)
+        if self._definition is None or self._definition[0] is not subject:
+            self._definition = subject, self._wrong(subject, ())
+        return self._definition[1]
+
+    def _wrong(self, subject: Subject, deviations: tuple[Deviation, ...]) -> np.ndarray:
         near: np.ndarray | None = None
         if isinstance(self.values, str) and (self._refused or (deviations and self._outside(subject, deviations))):
             return np.zeros((1, 1, 1, 1), bool)

@@ -17,7 +17,14 @@ from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
 from ropelab.conformance.identify.larger import larger, thresholds
 from ropelab.conformance.identify.passed import alone, passed
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, questions
-from ropelab.conformance.identify.rare import beyond, broken_questions, length_question, longest_right, rare_questions
+from ropelab.conformance.identify.rare import (
+    beyond,
+    broken_questions,
+    extents_of,
+    length_question,
+    longest_of_right,
+    rare_questions,
+)
 from ropelab.conformance.identify.read_off import read_off
 from ropelab.conformance.identify.repair import Repair, repaired
 from ropelab.conformance.identify.scopes import scopes
@@ -210,10 +217,10 @@ def _rare(subject: Subject, sizes: Sizes, deadline: float, usual: Evidence, fail
     best: tuple[Deviation, ...] = (beyond(),)
     if evidence.left(best, 0) == 0:
         return Identification(best, True, example=_told(subject, *wrong[0]))
-    longest = longest_right(evidence.answers, subject, wrong)
-    if longest is not None:  # calls on both sides of the threshold give the search its number
-        for tokens in (longest, longest + 1):
-            question = length_question(subject, wrong, tokens)
+    limit = longest_of_right(evidence.answers, subject, wrong)
+    if limit is not None:  # calls on both sides of the threshold give the search its number
+        for tokens in (limit[0], limit[0] + 1):
+            question = length_question(subject, replace(extents_of(wrong[0][0].question.case), tokens=tokens))
             values = question.answer(subject)
             evidence.answers += [
                 Answer(question, i, values if isinstance(values, str) else values[i])
@@ -232,17 +239,18 @@ def _rare(subject: Subject, sizes: Sizes, deadline: float, usual: Evidence, fail
         fresh.answers += larger(subject, sizes, math.inf, 1, best)
         left = fresh.wrong(best)
     if not left:
-        return Identification(best, True, example=_told(subject, *wrong[0]), right=_right(wrong, evidence.answers))
-    first = (
-        ()
-        if longest is None
-        else (
-            f"calls of more than {longest} tokens of {wrong[0][0].question.case.inputs[0].shape[2]} heads are wrong, "
-            "shorter calls are right",
-        )
-    )
+        told = tuple(_limited(d, *limit) if limit else d for d in best)
+        return Identification(told, True, example=_told(subject, *wrong[0]), right=_right(wrong, evidence.answers))
+    first = (f"calls of more than {limit[1]} are wrong, shorter calls are right",) if limit else ()
     found = _undone(evidence, sizes, (), 0)
     return replace(found, facts=(*first, *found.facts))
+
+
+def _limited(deviation: Deviation, longest: int, limit: str) -> Deviation:
+    """Return a deviation with the limit of calls of any extents in its words, for that of calls of some extents."""
+    tokens = f"in sequences of more than {longest} tokens"
+    calls = tokens if limit == f"{longest} tokens" else f"in calls of more than {limit}"
+    return replace(deviation, scope=replace(deviation.scope, words=deviation.scope.words.replace(tokens, calls)))
 
 
 def _needed(evidence: Evidence, best: tuple[Deviation, ...]) -> tuple[Deviation, ...]:

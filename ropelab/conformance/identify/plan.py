@@ -109,6 +109,14 @@ def columns(declared: int, rotary_dim: int, base: float) -> torch.Tensor:
     return inverse_frequencies(max(declared, rotary_dim), base)[: rotary_dim // 2]
 
 
+def _equal(part: object, other: object) -> bool:
+    if isinstance(part, dict) and isinstance(other, dict):
+        return part.keys() == other.keys() and all(_equal(value, other[key]) for key, value in part.items())
+    if isinstance(part, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(part, other)
+    return not isinstance(part, np.ndarray) and not isinstance(other, np.ndarray) and part == other
+
+
 class Plan:
     """The parts of the definition, as arrays that broadcast to ``[B, S, H, pairs]``; a deviation changes some of them.
 
@@ -205,6 +213,15 @@ class Plan:
         plan = copy(question.plans[key])
         plan.order, plan.rounded = {}, {}
         return plan
+
+    def state(self) -> dict[str, object]:
+        """Return all attributes, which deviations replace or, if they are dicts, change."""
+        return vars(self) | {"order": dict(self.order), "rounded": dict(self.rounded), "side": dict(self.side)}
+
+    def differs(self, before: dict[str, object]) -> bool:
+        """Return whether any attribute is not as it was."""
+        replaced = [(part, before[name]) for name, part in vars(self).items() if part is not before[name]]
+        return not all(_equal(*parts) for parts in replaced)
 
     @property
     def is_gradient(self) -> bool:

@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from ropelab.conformance import limits
 from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.identify.deviation import Deviation
 from ropelab.conformance.identify.evidence import Answer
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question, forward, gradient
+from ropelab.conformance.law import names
 from ropelab.conformance.laws.numerics import require_quick
 from ropelab.conformance.laws.robustness import far_apart, long_call, odd_pairs, sampled, three_heads, wide_heads
 from ropelab.conformance.subject import Subject
@@ -79,10 +81,14 @@ def broken_questions(cases: Iterable[Case]) -> Iterator[Question]:
         yield Question(f"inputs {shapes}", case, FORWARD, forward)
 
 
-def longest_right(answers: list[Answer], subject: Subject, wrong: list[tuple[Answer, np.ndarray]]) -> int | None:
+def longest_of_right(
+    answers: list[Answer], subject: Subject, wrong: list[tuple[Answer, np.ndarray]]
+) -> tuple[int, str] | None:
     """Return the largest number of tokens of a call whose results are right, if only longer calls are wrong.
 
-    Halving between the longest call that is right and the shortest that is not finds the number.
+    Returns:
+        The number for the heads of the first wrong call, and what the limit counts in words; None if short calls are
+        wrong, or calls cannot be made.
     """
     failing = {id(answer) for answer, _ in wrong}
     short = [a for a, _ in wrong if not a.question.tokens]
@@ -91,28 +97,33 @@ def longest_right(answers: list[Answer], subject: Subject, wrong: list[tuple[Ans
         return None
     right = [max(a.question.tokens, a.question.case.shape[1]) for a in answers if id(a) not in failing]
     low, high = max((n for n in right if n < lengths[0]), default=1), lengths[0]
-    which = {a.which for a, _ in wrong}
-    while high - low > 1:
-        middle = (low + high) // 2
-        question = length_question(subject, wrong, middle)
+    which, sizes = {a.which for a, _ in wrong}, extents_of(wrong[0][0].question.case)
+
+    def is_wrong(of: Sizes) -> bool | None:
+        question = length_question(subject, of)
         try:
             values = question.answer(subject)
         except NotApplicable:
             return None
         found = (Answer(question, i, values if isinstance(values, str) else values[i]) for i in which)
-        if any(answer.wrong(subject, ()).any() for answer in found):
-            high = middle
-        else:
-            low = middle
-    return low
+        return any(answer.wrong(subject, ()).any() for answer in found)
+
+    if is_wrong(replace(sizes, tokens=high)) is None:
+        return None
+    longest = limits.longest_right(lambda n: bool(is_wrong(replace(sizes, tokens=n))), low, high)
+    known = limits.counts(names(answers[0].question.case)[0], subject.convention.pair)
+    return longest, limits.limit_in_words(replace(sizes, tokens=longest), known, is_wrong)
 
 
-def length_question(subject: Subject, wrong: list[tuple[Answer, np.ndarray]], tokens: int) -> Question:
-    """Return the question about some tokens of a call with a number of tokens."""
-    case = wrong[0][0].question.case
+def extents_of(case: Case) -> Sizes:
+    """Return the extents of a call of one sequence."""
     heads = [x.shape[2] for x in case.inputs]
-    one = Sizes(1, tokens, heads[0], heads[-1], case.inputs[0].shape[-1], case.rotary_dim)
-    return _long(subject, subject.draw(one))
+    return Sizes(1, case.shape[1], heads[0], heads[-1], case.inputs[0].shape[-1], case.rotary_dim)
+
+
+def length_question(subject: Subject, sizes: Sizes) -> Question:
+    """Return the question about some tokens of a call of some extents."""
+    return _long(subject, subject.draw(sizes))
 
 
 def same_position(subject: Subject, extents: Sizes) -> Iterator[Question]:

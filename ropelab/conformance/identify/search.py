@@ -9,7 +9,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from ropelab.conformance.identify.deviation import Deviation, always
+from ropelab.conformance.identify.deviation import Deviation, always, effective
 from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
 from ropelab.conformance.identify.measured import Measured, structure
 from ropelab.conformance.identify.plan import Plan
@@ -140,7 +140,9 @@ def _apart(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]], measured:
     The answers for one input are fewer, and no deviation of the other input is tried on them.
     """
     found: Description = ()
-    for name in dict.fromkeys(answer.name for answer, _ in wrong) if len({a.name for a in evidence.answers}) > 1 else ():
+    if len({answer.name for answer in evidence.answers}) == 1:
+        return ()
+    for name in dict.fromkeys(answer.name for answer, _ in wrong):
         own = evidence.of(name)
         ours = [d for d in measured if d.scope.name in ("", name)]
         *_, last = _search(own, [w for w in wrong if w[0].name == name], ours)
@@ -219,7 +221,8 @@ def _together(
             )
             probe, before = probes.get(name) or next(iter(probes.values()))
             evidence.in_time()
-            if probe.wrong(evidence.subject, description).mean() <= before / 2:
+            used = effective(evidence.subject, probe.question, probe.which, description)
+            if description[-1] in used and probe.wrong(evidence.subject, description).mean() <= before / 2:
                 yield description
                 if second.kind.startswith("rounding"):  # a gradient need not round what the result rounds
                     confined = replace(scope, words="in the forward pass", asked=in_results)
