@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import chain, combinations, product
 
 import numpy as np
 
@@ -106,10 +106,7 @@ def _search(
         only_exceptions = bool(best_so_far) and all(deviation.kind == "exception" for deviation in best_so_far)
         if depth and not only_exceptions and not tried:
             tried = True
-            if apart := _apart(evidence, wrong, measured):
-                yield _shortest(evidence, apart)
-                return
-            for start in _together(evidence, wrong, measured):
+            for start in chain(_apart(evidence, wrong, measured), _together(evidence, wrong, measured)):
                 left = evidence.left(start, best)
                 if left == 0:
                     yield _shortest(evidence, start)
@@ -134,22 +131,24 @@ def _search(
             yield beam[0][1]
 
 
-def _apart(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]], measured: list[Deviation]) -> Description:
-    """Return descriptions of the wrong inputs, one for each, that together reproduce all answers; none otherwise.
+def _apart(
+    evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]], measured: list[Deviation]
+) -> Iterator[Description]:
+    """Yield descriptions of single inputs that reproduce all answers for these, together.
 
     The answers for one input are fewer, and no deviation of the other input is tried on them.
     """
     found: Description = ()
     if len({answer.name for answer in evidence.answers}) == 1:
-        return ()
+        return
     for name in dict.fromkeys(answer.name for answer, _ in wrong):
         own = evidence.of(name)
         ours = [d for d in measured if d.scope.name in ("", name)]
         *_, last = _search(own, [w for w in wrong if w[0].name == name], ours)
-        if own.left(last, 0):
-            return ()
-        found += tuple(replace(d, scope=replace(d.scope, name=name)) for d in last)
-    return found if evidence.left(found, 0) == 0 else ()
+        if own.left(last, 0) == 0:
+            found += tuple(replace(d, scope=replace(d.scope, name=name)) for d in last)
+    if found:
+        yield found
 
 
 def _pruned(found: Iterable[tuple[float, Description]]) -> list[tuple[float, Description]]:
@@ -191,7 +190,7 @@ def _starts(measured: list[Deviation]) -> Iterator[Description]:
 def _together(
     evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]], measured: list[Deviation]
 ) -> Iterator[Description]:
-    """Yield descriptions of two deviations of one input that explain most of the simplest wrong answer.
+    """Yield descriptions of two deviations of all inputs that explain most of the simplest wrong answer.
 
     Where an element has two faults, neither alone explains the element, and no search step by step finds them. At least
     one of the two is measured, or exchanges heads, features or tables.
@@ -204,29 +203,21 @@ def _together(
     alone = [d for d in known if d.kind in TOGETHER]
     coarse = [d for d in alone if d.kind in COARSE]
     pairs_of_two = [*combinations(others, 2), *product(others, alone), *product(coarse, alone)]
-    probes: dict[str, tuple[Answer, float]] = {}
-    for name in dict.fromkeys(answer.name for answer, _ in wrong):
-        probe = min((w for w in wrong if w[0].name == name), key=lambda w: _ease(w[0].question))[0]
-        probes[name] = probe, float(probe.wrong(evidence.subject, ()).mean())
+    probe = min(wrong, key=lambda w: _ease(w[0].question))[0]
+    before = probe.wrong(evidence.subject, ()).mean()
     several = len({answer.name for answer in evidence.answers}) > 1
     for first, second in pairs_of_two:
-        own = {d.scope.name for d in (first, second)} - {""}
-        if first.kind == second.kind or len(own) > 1:
+        if first.kind == second.kind or (several and (first.scope.name or second.scope.name)):
             continue
-        for name in own or ("", *(probes if several else ())):
-            scope = replace(first.scope, name=name)
-            description = (
-                *(d for d in structural if d.scope.name in ("", name)),
-                *(replace(d, scope=scope) for d in (first, second)),
-            )
-            probe, before = probes.get(name) or next(iter(probes.values()))
-            evidence.in_time()
-            used = effective(evidence.subject, probe.question, probe.which, description)
-            if description[-1] in used and probe.wrong(evidence.subject, description).mean() <= before / 2:
-                yield description
-                if second.kind.startswith("rounding"):  # a gradient need not round what the result rounds
-                    confined = replace(scope, words="in the forward pass", asked=in_results)
-                    yield *description[:-1], replace(second, scope=confined)
+        scope = replace(first.scope, name="")
+        description = (*structural, *(replace(d, scope=scope) for d in (first, second)))
+        evidence.in_time()
+        used = effective(evidence.subject, probe.question, probe.which, description)
+        if description[-1] in used and probe.wrong(evidence.subject, description).mean() <= before / 2:
+            yield description
+            if second.kind.startswith("rounding"):  # a gradient need not round what the result rounds
+                confined = replace(scope, words="in the forward pass", asked=in_results)
+                yield *description[:-1], replace(second, scope=confined)
     if structural:
         yield from ((*structural, d) for d in (*others, *alone))
 
