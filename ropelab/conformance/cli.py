@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from rich.text import Text
 from ropelab.conformance.apart import ProcessEnd, hold_apart
 from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS
 from ropelab.conformance.conventions import CONVENTIONS
-from ropelab.conformance.declared import DTYPES, declare, laws_of
+from ropelab.conformance.declared import DTYPES, declare, example, laws_of
 from ropelab.conformance.destination import Destination
 from ropelab.conformance.laws import LAWS
 from ropelab.conformance.process import Limits
@@ -53,7 +54,7 @@ def main() -> None:
 @app.command()
 def verify(
     target: Annotated[str, typer.Argument(help="package.module:function")],
-    convention: Annotated[str, typer.Option(help=f"How the function is called: {EVERY_CONVENTION}.")],
+    convention: Annotated[str, typer.Option(help="How the function is called: ropelab conventions lists them.")],
     layout: Annotated[str | None, typer.Option(help="The layout of the features: split_half or interleaved.")] = None,
     out_layout: Annotated[str | None, typer.Option(help="The layout of the result, if it differs.")] = None,
     seq_format: Annotated[str | None, typer.Option(help="The order of the axes: bshd, sbhd or bhsd.")] = None,
@@ -214,6 +215,21 @@ def laws() -> None:
         of = " (operators that write a cache)" if law is CACHE_LAWS.get(law.name) else ""
         table.add_row(law.name, law.statement + of + ("" if law.by_default else " (only if named)"))
     _print(lambda console: console.print(table))
+
+
+@app.command()
+def conventions(
+    name: Annotated[str | None, typer.Argument(help="One of them, to be described with an example.")] = None,
+) -> None:
+    """List the conventions with their calls, or describe one of them."""
+    known = CONVENTIONS | CACHE_CONVENTIONS
+    if name is not None and name not in known:
+        raise typer.BadParameter(f"name: expected one of {EVERY_CONVENTION}, got {name!r}")
+    if name is None:
+        words = "\n".join(f"{kind.name}\n    {kind.signature}" for kind in known.values())
+    else:
+        words = f"{known[name].signature}\n\n{inspect.getdoc(known[name])}\n\nFor example:\n{example(name)}"
+    _print(lambda console: console.print(Text(words), soft_wrap=True))
 
 
 def _integers(name: str, value: str) -> list[int]:

@@ -189,6 +189,21 @@ def declare(
     )
 
 
+def example(convention: str) -> str:
+    """Return a call of a convention in words: dtype and shape of each tensor that the function gets, and other values.
+
+    It has 15 tokens, as 3 sequences of 5 where a convention has sequences, 4 heads of q, 2 heads of k and 16 features.
+    """
+    dtypes = CACHE_CONVENTIONS[convention].dtypes if convention in CACHE_CONVENTIONS else (torch.float32,)
+    dtype = torch.float32 if torch.float32 in dtypes else dtypes[0]
+    declaration = declare(convention, dtype=dtype)
+    subject: Any = declaration.subject(lambda *arguments, **options: None, Surroundings(()))
+    case = subject.draw(declaration.sizes)
+    if declaration.writes_cache:
+        return str(subject.convention.translate(subject, case, case.memory))
+    return str(subject.arguments(case))
+
+
 def laws_of(convention: str) -> Mapping[str, Law]:
     """Return the laws of a convention: `LAWS` of a rotation, `CACHE_LAWS` of an operator that writes a cache."""
     return CACHE_LAWS if convention in CACHE_CONVENTIONS else LAWS
