@@ -238,7 +238,7 @@ def scale_multiplies(q, k, pos_ids, rotary_dim=None, interleave=False, rope_scal
 HALF_A_HEAD = "pairs feature i with the feature half a head further, and not half of the features that rotate"
 
 
-@reached("vllm", f"{HALF_A_HEAD} in sequences of more than 10239 tokens", rotary_dim=8)
+@reached("vllm", f"{HALF_A_HEAD} in calls of more than 10239 tokens of all sequences", rotary_dim=8)
 def many_tokens_pair_the_whole_head(positions, query, key, head_size, cos_sin_cache, is_neox):
     if len(positions) < 10_240:
         return correct.vllm(positions, query, key, head_size, cos_sin_cache, is_neox)

@@ -10,7 +10,7 @@ from ropelab.conformance.faults import correct
 from ropelab.conformance.limits import counts, limit_in_words, longest_right
 
 LIMIT = 2**17
-KNOWN = counts("q", pair=True, values=True)
+KNOWN = counts("q", sequences=True, pair=True, values=True)
 
 
 @pytest.mark.parametrize("words", KNOWN)

@@ -11,11 +11,14 @@ Count = Callable[[Sizes], int]
 """How many of something a call of some sizes has."""
 
 
-def counts(first: str, pair: bool, values: bool = False, k_heads: Count = lambda s: s.k_heads) -> dict[str, Count]:
+def counts(
+    first: str, *, sequences: bool, pair: bool, values: bool = False, k_heads: Count = lambda s: s.k_heads
+) -> dict[str, Count]:
     """Return what a limit may count, in words, the simplest first.
 
     Args:
         first: the name of the first input.
+        sequences: whether a call may have several sequences.
         pair: whether the function takes k as well.
         values: whether the function takes v as well, with the heads of k.
         k_heads: the heads of k of a call.
@@ -29,9 +32,9 @@ def counts(first: str, pair: bool, values: bool = False, k_heads: Count = lambda
         heads |= {"k": k_heads, "q and k": lambda s: s.q_heads + k_heads(s)}
     if pair and values:
         heads["q, k and v"] = lambda s: s.q_heads + 2 * k_heads(s)
+    tokens = every(lambda s: 1)
     return {
-        "tokens": lambda s: s.tokens,
-        "tokens of all sequences": every(lambda s: 1),
+        **({"tokens": lambda s: s.tokens, "tokens of all sequences": tokens} if sequences else {"tokens": tokens}),
         **{f"heads of {name} of all tokens": every(of) for name, of in heads.items()},
         **{f"elements of {name}": every(of, features=True) for name, of in heads.items()},
     }

@@ -40,6 +40,8 @@ class Ropelab(Convention):
         tensors = native(implementation, case)
         cos, sin = implementation.tables(case, table_rows(case))
         options = {"cos": cos, "sin": sin, "layout": implementation.layout, "seq_format": implementation.format(case)}
+        if options["seq_format"] == implementation.seq_format and not accepts(implementation.function, "seq_format"):
+            del options["seq_format"]  # the function has one format
         if implementation.out_layout != implementation.layout:
             options["out_layout"] = implementation.out_layout
         if implementation.in_place:

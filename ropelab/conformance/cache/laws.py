@@ -24,7 +24,6 @@ from ropelab.conformance.cache.subject import SCALES, CacheSubject
 from ropelab.conformance.cache_bounds import row_scale
 from ropelab.conformance.case import Broken, NotApplicable
 from ropelab.conformance.law import Comparison, Law, law
-from ropelab.conformance.laws.numerics import require_quick
 from ropelab.conformance.laws.robustness import long_call, sampled
 from ropelab.kernels.float8 import FLOAT8_DTYPES, scale_of_rows, to_float8
 from ropelab.layout.pairing import pairs
@@ -59,9 +58,7 @@ def definition(subject, sizes):
      r"C[s_t] = Q\,(R_{p_t} N k_t,\ v_t),\quad q'_t = R_{p_t} N q_t \text{ for all } T")  # fmt: skip
 def token_counts(subject, sizes):
     for count in sizes.token_counts:
-        long = long_call(sizes, count + 1)
-        require_quick(subject, long, limit=1.0)
-        case, at = subject.draw(long), sampled(count)
+        case, at = subject.draw(long_call(subject, sizes, count + 1)), sampled(count)
         few, written = some_tokens(case, subject(case), at)
         for comparison in _against_truth(subject, few, written):
             tokens = at if len(comparison.actual) == len(at) else at[few.live]

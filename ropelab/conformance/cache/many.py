@@ -12,7 +12,6 @@ import torch
 from ropelab.conformance.cache.seen import Seen, some_tokens
 from ropelab.conformance.cache.subject import CacheSubject
 from ropelab.conformance.case import Sizes
-from ropelab.conformance.laws.numerics import require_quick
 from ropelab.conformance.laws.robustness import long_call, sampled
 from ropelab.conformance.limits import counts, limit_in_words, longest_right
 
@@ -24,9 +23,8 @@ def calls_of_many(subject: CacheSubject, sizes: Sizes) -> Iterator[tuple[str, li
     """
     asked, told = cache(partial(_wrong, subject)), set[int]()
     for low, high in pairwise((0, *(count + 1 for count in sizes.token_counts))):
-        long = long_call(sizes, high)
         try:
-            require_quick(subject, long, limit=1.0)
+            long = long_call(subject, sizes, high)
             wrong = asked(long) - told
         except Exception:  # the laws show the traceback
             return
@@ -50,8 +48,7 @@ def _limit(subject: CacheSubject, sizes: Sizes, low: int, wrong: Callable[[Sizes
     def k_heads(of: Sizes) -> int:
         return subject.convention.extents(of)[0]
 
-    known = counts("q", pair=True, values=True, k_heads=k_heads)
-    known["tokens"] = known.pop("tokens of all sequences")  # a call has one sequence
+    known = counts("q", sequences=False, pair=True, values=True, k_heads=k_heads)
     limit = longest_right(lambda n: wrong(replace(sizes, tokens=n)), low, sizes.tokens)
     return limit, limit_in_words(replace(sizes, tokens=limit), known, wrong)
 

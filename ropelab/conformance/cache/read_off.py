@@ -75,7 +75,7 @@ def _factors(seen: Seen, which: int, y: np.ndarray) -> Named:
 
 
 def _other_partners(seen: Seen, which: int, y: np.ndarray) -> Named:
-    """Yield of which features the wrong heads make each pair, where cosines, sines and signs are those of the pair."""
+    """Yield of which features the wrong heads make others, where cosines, sines and signs are those of their pairs."""
     value, near = _straight(seen, which)
     bound = seen.definition(which)[1]
     width = seen.case.inputs[source(which)].shape[-1]
@@ -96,12 +96,16 @@ def _other_partners(seen: Seen, which: int, y: np.ndarray) -> Named:
                 return
             own, partner = min(hits.tolist(), key=lambda hit: (hit[0] != meant[0]) + (hit[1] != meant[1]))
             reads.append((int(at[pair]), own, partner))
-    pairs_of = list(zip(reads[::2], reads[1::2], strict=True))
-    moved = [(one, n) for n, (one, _) in enumerate(pairs_of) if one[1:] != (places[0][n], places[1][n])]
-    if not moved or any(one[1:] != other[:0:-1] for one, other in pairs_of):
+    partners = [(to, (i, j), (to, int(places[1 - n % 2][n // 2]))) for n, (to, i, j) in enumerate(reads)]
+    moved = sorted((to, read, meant) for to, read, meant in partners if read != meant)
+    if not moved:
         return
-    listed = [one[1:] for one, _ in moved[:FEW]], [(int(places[0][n]), int(places[1][n])) for _, n in moved[:FEW]]
-    said, instead = (", ".join(map(str, some)) + ", ..." * (len(moved) > FEW) for some in listed)
+    closed = all(one[1:] == other[:0:-1] for one, other in zip(reads[::2], reads[1::2], strict=True))
+    moved = [(to, read, meant) for to, read, meant in moved if not closed or to in places[0]]
+    tos, said, instead = (
+        ", ".join(map(str, some[:FEW])) + ", ..." * (len(moved) > FEW) for some in zip(*moved, strict=True)
+    )
+    what = "pairs" if closed else f"features {tos}"
 
     def taken(seen: Seen, which: int) -> Bounded:
         value, near = _straight(seen, which)
@@ -115,7 +119,7 @@ def _other_partners(seen: Seen, which: int, y: np.ndarray) -> Named:
             bound[..., to] = bound[..., to] + near[..., i] + near[..., j] + bound.max(-1)
         return right, bound
 
-    yield f"makes pairs of the features {said} in place of {instead}", taken
+    yield f"makes {what} of the features {said} in place of {instead}", taken
 
 
 def _normalizing_heads(seen: Seen, which: int, ratio: np.ndarray) -> Named:

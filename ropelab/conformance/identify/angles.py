@@ -37,7 +37,7 @@ def rows(
     return np.array(found)
 
 
-@lru_cache(maxsize=6)
+@lru_cache(maxsize=16)
 def waves(rates: tuple[float, ...], limit: int) -> np.ndarray:
     """Return the cosines, then the sines of the angles of the rows from ``-limit`` to ``limit - 1``.
 

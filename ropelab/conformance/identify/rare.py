@@ -15,7 +15,6 @@ from ropelab.conformance.identify.evidence import Answer
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question, forward, gradient
 from ropelab.conformance.law import names
-from ropelab.conformance.laws.numerics import require_quick
 from ropelab.conformance.laws.robustness import far_apart, long_call, odd_pairs, sampled, three_heads, wide_heads
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.tensors import Tensors
@@ -60,9 +59,8 @@ def rare_questions(subject: Subject, sizes: Sizes, variant: int) -> Iterator[Que
     if not subject.in_place:
         yield Question("a call, read after the next call", case, FORWARD, _handed_over(after), after=after)
     for count in sorted({128, *sizes.token_counts, MANY}):
-        long = long_call(sizes, count + 1 + variant)
         try:
-            require_quick(subject, long, SECONDS)
+            long = long_call(subject, sizes, count + 1 + variant, SECONDS)
         except NotApplicable:
             continue
         yield _long(subject, subject.draw(long, seed=variant))
@@ -111,7 +109,8 @@ def longest_of_right(
     if is_wrong(replace(sizes, tokens=high)) is None:
         return None
     longest = limits.longest_right(lambda n: bool(is_wrong(replace(sizes, tokens=n))), low, high)
-    known = limits.counts(names(answers[0].question.case)[0], subject.convention.pair)
+    case = answers[0].question.case
+    known = limits.counts(names(case)[0], sequences="b" in subject.format(case), pair=subject.convention.pair)
     return longest, limits.limit_in_words(replace(sizes, tokens=longest), known, is_wrong)
 
 

@@ -77,8 +77,10 @@ def axes_positions(sizes: Sizes) -> tuple[tuple[int, int, int], torch.Tensor]:
 
 @law("With positions along several axes, each pair turns as along its axis alone.", r"R(p_1, p_2)_i = R(p_{a(i)})_i")
 def axes(subject, sizes):
-    section, positions = axes_positions(sizes)
-    for interleaved in (False, True):
+    section, image = axes_positions(sizes)
+    text = torch.arange(sizes.tokens).expand_as(image)
+    after_text = torch.where(text < sizes.tokens // 2, text, image)  # text has one position along all axes
+    for positions, interleaved in ((image, False), (image, True), (after_text, False)):
         case = subject.draw(sizes, positions=positions, mrope_section=section, mrope_interleaved=interleaved)
         outputs, bounds = subject(case), [bound for _, bound in subject.expected(case)]
         axis = torch.tensor(case.axes)

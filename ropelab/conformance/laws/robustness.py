@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import torch
@@ -60,9 +60,7 @@ def extents(subject, sizes):
      r"y_t = R_t x_t \text{ for all } S")  # fmt: skip
 def token_counts(subject, sizes):
     for count in sizes.token_counts:
-        long = long_call(sizes, count + 1)
-        require_quick(subject, long, limit=1.0)
-        case = subject.draw(long)
+        case = subject.draw(long_call(subject, sizes, count + 1))
         at = sampled(count)
         few = replace(case, inputs=tuple(x[:, at] for x in case.inputs), positions=at)
         truth = subject.expected(few)
@@ -97,10 +95,20 @@ def wide_heads(subject, sizes):
     return replace(sizes, batch=1, q_heads=2, k_heads=1, head_dim=128, rotary_dim=rotary_dim)
 
 
-def long_call(sizes, tokens):
-    """Return sizes with a number of tokens: all heads, or one head where all heads would have too many elements."""
-    few = {} if tokens * sizes.q_heads <= MOST_ROWS else {"q_heads": 1, "k_heads": 1}
-    return replace(sizes, batch=1, tokens=tokens, **few)
+def long_call(subject, sizes, tokens, limit=1.0):
+    """Return sizes with a number of tokens: all heads, or one head where all are too many, or take too long.
+
+    Raises:
+        NotApplicable: a call with one head would take more than ``limit`` seconds.
+    """
+    every = replace(sizes, batch=1, tokens=tokens)
+    if tokens * sizes.q_heads <= MOST_ROWS:
+        with suppress(NotApplicable):
+            require_quick(subject, every, limit)
+            return every
+    one = replace(every, q_heads=1, k_heads=1)
+    require_quick(subject, one, limit)
+    return one
 
 
 @law("Calls that make no sense raise an error.", r"R x \text{ is defined or refused}")
