@@ -1,6 +1,7 @@
 """Every law can fail: for each there is a function, wrong in one line, that it and its statement catch."""
 
 import contextlib
+import time
 
 import numpy as np
 import pytest
@@ -273,14 +274,32 @@ WRONG = {
     "token_counts": ("plain", scaled(lambda x: 1.01 if x.shape[1] > 10_240 else 1), {}),
     "huge": ("huggingface", int32_offsets, {}),
 }  # fmt: skip
+
+
+def text_by_its_first_token(q, k, cos, sin, positions, mrope_section, mrope_interleaved):
+    if (positions[:, :1] == positions[:1, :1]).all():
+        positions = positions[:1].expand(positions.shape)
+    return correct.mrope(q, k, cos, sin, positions, mrope_section, mrope_interleaved)
+
+
+def test_a_call_that_takes_too_long_with_all_heads_has_one_head():
+    def slow(x, positions):
+        time.sleep(2e-4 * x.shape[1] * (x.shape[2] > 1))
+        return plain(x, positions if x.shape[1] < 16_001 else -positions)
+
+    assert verify(slow, "plain", laws=["token_counts"], diagnose=False, token_counts=[16_000]).failed
+    assert not verify(slow, "plain", laws=["token_counts"], diagnose=False, token_counts=[64]).failed
+
+
 AT_AN_END = {
     "inplace": ("flash_attn", strided_in_place_ignored),
     "definition": ("vllm", last_row_never_read),
     "extents": ("plain", scaled(lambda x: 1.01 if x.shape[-1] == 128 else 1)),
     "token_counts": ("plain", last_head_of_long_calls),
     "adjoint": ("flash_attn", backward_of_one_offset),
+    "axes": ("mrope", text_by_its_first_token),
 }
-"""Functions that break a law only in strided calls, in the last row, head or sequence, or in heads of 128 features."""
+"""Functions that break a law only in strided calls, at the first or last place, or in heads of 128 features."""
 NOTED = {
     "table_gradients": ("huggingface", fused_backward, "it takes cosines and sines as constants"),
     "rows_past_end": ("flash_attn", refuses_padding, "it refuses a packed buffer"),

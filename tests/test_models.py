@@ -367,6 +367,10 @@ def one_layer_stays(rotate, layer, q, k, cos, sin, **options):
     return (q, k) if layer == 1 else rotate(q, k, cos, sin, **options)
 
 
+def one_layer_turns_back(rotate, layer, q, k, cos, sin, **options):
+    return rotate(q, k, cos, -sin if layer == 1 else sin, **options)
+
+
 def other_pairs(rotate, layer, q, k, cos, sin, **options):
     cos, sin = (table[..., ::2].repeat(1, 1, 2) for table in (cos, sin))
     return as_halves(q, cos, sin), as_halves(k, cos, sin)
@@ -411,6 +415,7 @@ def without_a_function(*given, sense=1):
         (partial(with_rotation, "nemotron", last_features), ", q and k: features 8 to 15 turn, in place of 0 to 7"),
         (partial(with_rotation, "mistral", partial(without_a_function, sense=0.5)),
          "scores are those of the class where all positions are 0, and others"),
+        (partial(with_rotation, "mistral", one_layer_turns_back), ": layer 1 is the first that differs, in q and k"),
         (partial(with_rotation, "youtu", other_pairs_of_k), "layer 0, k: features are paired as split_half in place"),
     ],
 )  # fmt: skip

@@ -114,8 +114,19 @@ def _held(tiny: TinyModel) -> tuple[bool, float, float, str]:
         return False, difference, allowed, message
     if _apart(_scores(own, 0 * at), _scores(tiny, 0 * at)) <= allowed:
         told = "scores are those of the class where all positions are 0, and others where tokens have their own"
-        return False, difference, allowed, told
+        return False, difference, allowed, told + _first_apart(tiny, own, at, allowed)
     raise NotOffered("its scores are not those of the class, but the same features turn in the same pairs")
+
+
+def _first_apart(tiny: TinyModel, own: TinyModel, positions: torch.Tensor, allowed: float) -> str:
+    """Return in words the first layer whose queries or keys are not those of the class; empty if there is none."""
+    ones, others = scored(tiny, positions), scored(own, positions)
+    for layer in sorted(others.keys() & ones.keys()):
+        both = zip("qk", ones[layer], others[layer], strict=False)
+        apart = [name for name, x, y in both if x.shape == y.shape and (x - y).abs().max() > allowed * y.abs().max()]
+        if apart:
+            return f": layer {layer} is the first that differs, in {' and '.join(apart)}"
+    return ""
 
 
 def _turning_apart(tiny: TinyModel, own: TinyModel) -> str:
