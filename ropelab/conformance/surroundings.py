@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import repeat
 from operator import is_
 from types import ModuleType
@@ -26,7 +27,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # replaces functions of torch, so it comes before they are recorded
 
 _ABSENT = object()
 _AS_IT_IS = object()
@@ -119,6 +119,7 @@ class Surroundings:
     """
 
     def __init__(self, namespaces: Iterable[Namespace] | None = None):
+        import_module("torch._dynamo")  # replaces functions of torch, so it comes before they are recorded
         self.changed: set[str] = set()
         recorded = _namespaces() if namespaces is None else namespaces
         self._ours = {namespace: _callables(namespace) for namespace in recorded}
