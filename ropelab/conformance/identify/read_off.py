@@ -266,7 +266,7 @@ def _close(seen: _Seen) -> float:
 
 def _rows_in_words(seen: _Seen, read: np.ndarray) -> str:
     position = np.broadcast_to(seen.plan.position[..., 0, 0].astype(np.int64), read.shape[:2])
-    parts = list(_parts(seen, read.shape))
+    parts, number = list(_parts(seen, read.shape)), seen.plan.token.reshape(-1)
     told: dict[tuple[str, str], list[str]] = {}
     for who, span, (batch, tokens, head) in parts:
         ours, meant = read[batch, tokens, head], position[batch, tokens]
@@ -277,7 +277,7 @@ def _rows_in_words(seen: _Seen, read: np.ndarray) -> str:
             whose = next((f", which are those of {name}" for name, p in others.items() if (p == ours[hit]).all()), "")
             some = span and f"document {span} (tokens {tokens.start} to {tokens.stop - 1})"
             if len(hit) < len(ours):
-                some = f"token{'s' * (len(hit) > 1)} {listed(hit + tokens.start)}{span and f' of document {span}'}"
+                some = f"token{'s' * (len(hit) > 1)} {listed(number[hit + tokens.start])}{span and f' of document {span}'}"
             turned = f"by positions {listed(ours[hit])} in place of {listed(meant[hit])}{whose}"
             told.setdefault((some, turned), []).append(who)
     lines = []
