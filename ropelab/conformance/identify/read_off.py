@@ -277,7 +277,9 @@ def _rows_in_words(seen: _Seen, read: np.ndarray) -> str:
             whose = next((f", which are those of {name}" for name, p in others.items() if (p == ours[hit]).all()), "")
             some = span and f"document {span} (tokens {tokens.start} to {tokens.stop - 1})"
             if len(hit) < len(ours):
-                some = f"token{'s' * (len(hit) > 1)} {listed(number[hit + tokens.start])}{span and f' of document {span}'}"
+                some = (
+                    f"token{'s' * (len(hit) > 1)} {listed(number[hit + tokens.start])}{span and f' of document {span}'}"
+                )
             turned = f"by positions {listed(ours[hit])} in place of {listed(meant[hit])}{whose}"
             told.setdefault((some, turned), []).append(who)
     lines = []
