@@ -35,16 +35,18 @@ def leaves(x, positions):
 """
 RIGHT = """
 from ropelab.conformance.faults.correct import *
-from ropelab.conformance.faults.correct import ropelab as ropelab_like
+from ropelab.conformance.faults.correct import complex_numbers as complex
+from ropelab.conformance.faults.correct import ropelab as apply_rope
 from ropelab.conformance.cache.correct import CORRECT
 
-rope_and_cache, fused_qk_norm_rope = CORRECT["rope_and_cache"], CORRECT["fused_qk_norm_rope"]
-sglang_fused_qk_norm_rope = CORRECT["sglang_fused_qk_norm_rope"]
+globals().update(CORRECT)
+quantize_append = CORRECT["rope_quantize_fp8_append_paged_kv_cache"]
+block_scaled_cache = CORRECT["rope_and_block_scaled_cache"]
 """
 BROKEN = """
 
 def wrong(x, positions):
-    return plain(x, positions + 1)
+    return my_rope.plain(x, positions + 1)
 
 
 test_wrong = pytest_laws(wrong, "plain")
@@ -167,8 +169,8 @@ def test_markdown_keeps_tables_whole():
 
 def test_the_examples_of_the_page_run_in_a_project(tmp_path):
     page = (ROOT / "ropelab" / "study" / "site" / "guide" / "verify.md").read_text()
-    example = re.search(r"```python\n(from my_rope.*?)```", page, re.S).group(1)
-    assert set(re.findall(r'pytest_laws\(\w+, "(\w+)"', example)) <= {*CONVENTIONS, *CACHE_CONVENTIONS}
+    example = re.search(r"```python\n(import my_rope.*?)```", page, re.S).group(1)
+    assert set(re.findall(r'pytest_laws\(my_rope\.\w+, "(\w+)"', example)) <= {*CONVENTIONS, *CACHE_CONVENTIONS}
     (tmp_path / "my_rope.py").write_text(RIGHT)
     (tmp_path / "test_mine.py").write_text(example + BROKEN)
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
