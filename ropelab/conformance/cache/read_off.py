@@ -75,7 +75,7 @@ def _factors(seen: Seen, which: int, y: np.ndarray) -> Named:
 
 
 def _other_partners(seen: Seen, which: int, y: np.ndarray) -> Named:
-    """Yield of which features the wrong heads make others, where cosines, sines and signs are those of their pairs."""
+    """Yield the features that each feature of a wrong head is made of; its cosines, sines and signs are right."""
     value, near = _straight(seen, which)
     bound = seen.definition(which)[1]
     width = seen.case.inputs[source(which)].shape[-1]
