@@ -18,6 +18,8 @@ import pytest  # noqa: E402
 from ropelab.bench.unavailable import Unavailable  # noqa: E402
 from ropelab.kernels import INTERPRETED, use_backend  # noqa: E402
 
+pytest_plugins = ["tests.sizes"]
+
 if INTERPRETED:
     from tests.interpreter import hasten
 
@@ -71,20 +73,20 @@ def _seed(name: str) -> None:
 
 @pytest.fixture(autouse=True)
 def seed(request):
-    """The random numbers of a test depend on its name alone, not on earlier tests or on the process that runs it."""
-    _seed(request.node.nodeid)
+    """The random numbers of a test follow from its function and parameters, not from its file or from earlier tests."""
+    _seed(request.node.name)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef, request):
     """Fixtures that several tests share come before `seed`."""
     if fixturedef.scope != "function":
-        _seed(f"{request.node.nodeid}::{fixturedef.argname}")
+        _seed(fixturedef.argname)
 
 
 def pytest_collectstart(collector):
     """A module may draw when it is imported."""
-    _seed(collector.nodeid)
+    _seed(collector.path.name)
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ from tests.strategies import DTYPES, POSITION_DTYPES, rotations, tensor  # noqa:
 
 pytestmark = pytest.mark.usefixtures("torch_operations")
 
-always_the_same = settings(derandomize=True, database=None, deadline=None, max_examples=150, print_blob=False)
+examples = settings(max_examples=150)
 
 
 # ------------------------------------------------------------------------------------------------ the rotation
@@ -43,7 +43,7 @@ def agrees(case, ys) -> None:
         assert_rotated(y, x, **({"layout": "split_half"} | case.options))
 
 
-@always_the_same
+@examples
 @given(rotations())
 def test_apply_rope_is_the_definition(case):
     before = [x.clone() for x in case.tensors]
@@ -51,7 +51,7 @@ def test_apply_rope_is_the_definition(case):
     assert all(torch.equal(x, copy) for x, copy in zip(case.tensors, before, strict=True))
 
 
-@always_the_same
+@examples
 @given(rotations(inplace=True))
 def test_in_place_has_the_same_bits_and_touches_nothing_else(case):
     def storages():
@@ -68,7 +68,7 @@ def test_in_place_has_the_same_bits_and_touches_nothing_else(case):
     assert all(torch.equal(whole, y) for whole, y in zip(storages(), wanted, strict=True))
 
 
-@always_the_same
+@examples
 @given(rotations(inplace=True), st.sampled_from(["k", "cos", "sin", "positions", "offsets"]), st.integers(0, 400))
 def test_in_place_any_place_of_an_input_is_right_or_refused(case, name, start):
     """An input lies in the storage of q, from any byte on that suits its dtype, or beside q."""
@@ -100,7 +100,7 @@ def test_in_place_any_place_of_an_input_is_right_or_refused(case, name, start):
             assert torch.equal(y.nan_to_num(), e.nan_to_num())
 
 
-@always_the_same
+@examples
 @given(rotations(with_k=True))
 def test_the_gradient_is_the_rotation_back(case):
     q, k = (x.detach().requires_grad_() for x in case.tensors)
@@ -114,7 +114,7 @@ def test_the_gradient_is_the_rotation_back(case):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@always_the_same
+@examples
 @given(rotations(table_dtypes=(torch.float32,)), st.integers(-(2**31) + 2, 2**31 - 8), st.sampled_from([1e4, 5e5]))
 def test_without_tables_it_is_the_rotation_by_the_angle_itself(case, start, base):
     """The positions are any int32 numbers but the two reserved ones, and the truth has angles of 200 bits."""
@@ -158,7 +158,7 @@ def exact_angle(position: int, frequency: float) -> float:
     return float((turns - round(turns)) / TURN)
 
 
-@always_the_same
+@examples
 @given(st.data())
 def test_apply_qk_norm_rope_is_the_definition(data):
     """Results and all gradients are within the bound that `tests.test_qk_norm` derives."""
@@ -181,7 +181,7 @@ def test_apply_qk_norm_rope_is_the_definition(data):
 # ------------------------------------------------------------------------------------------------ tables
 
 
-@always_the_same
+@examples
 @given(st.integers(0, 40), st.integers(1, 40), st.floats(1.0, 1e8), st.sampled_from(DTYPES))
 def test_rotary_table_is_cos_and_sin(seq_len, planes, base, dtype):
     """theta = base^e: the exponent rounds, the power and the product with the position do, and the cosine does."""
@@ -197,7 +197,7 @@ def test_rotary_table_is_cos_and_sin(seq_len, planes, base, dtype):
         assert (np.abs(table.double().numpy() - truth) <= bound).all()
 
 
-@always_the_same
+@examples
 @given(st.data())
 def test_axial_tables_are_rows_of_the_axis_of_each_column(data):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
@@ -228,7 +228,7 @@ def test_axial_tables_are_rows_of_the_axis_of_each_column(data):
 # ------------------------------------------------------------------------------------------------ positions
 
 
-@always_the_same
+@examples
 @given(st.lists(st.integers(0, 4), max_size=3), st.integers(-9, 9), st.sets(st.integers(0, 2)))
 def test_grid_positions_are_indices(sizes, start, centred):
     if not sizes:
@@ -242,7 +242,7 @@ def test_grid_positions_are_indices(sizes, start, centred):
     assert found.T.tolist() == expected
 
 
-@always_the_same
+@examples
 @given(st.integers(0, 6), st.integers(-(2**31) + 1, 2**31 - 8), st.integers(1, 4))
 def test_text_positions_count_along_every_axis(tokens, start, axes):
     found = ropelab.text_positions(tokens, start=start, axes=axes)
@@ -269,7 +269,7 @@ def share(length: int, cp_size: int, cp_rank: int, chunks: str) -> list[int]:
     return tokens[cp_rank * part : (cp_rank + 1) * part] + tokens[late * part : (late + 1) * part]
 
 
-@always_the_same
+@examples
 @given(ranks(), st.integers(0, 5))
 def test_context_parallel_positions_are_the_ranks_share(rank, multiple):
     arguments, divisor = rank
@@ -277,7 +277,7 @@ def test_context_parallel_positions_are_the_ranks_share(rank, multiple):
     assert found.dtype == torch.int32 and found.tolist() == share(multiple * divisor, **arguments)
 
 
-@always_the_same
+@examples
 @given(st.data())
 def test_packed_sequences_are_one_after_another(data):
     arguments, divisor = data.draw(ranks())
@@ -308,7 +308,7 @@ def test_packed_sequences_are_one_after_another(data):
 ANY_INDEX = st.integers(-2, 6) | st.sampled_from([2**31 - 1, 2**31, 2**63 - 1, -(2**63)])
 
 
-@always_the_same
+@examples
 @given(st.data())
 def test_slots_of_flashinfer_never_leave_the_pages_of_a_request(data):
     pages, ends = data.draw(st.lists(ANY_INDEX, max_size=6)), data.draw(st.lists(ANY_INDEX, min_size=1, max_size=4))
@@ -333,7 +333,7 @@ def test_slots_of_flashinfer_never_leave_the_pages_of_a_request(data):
 # ------------------------------------------------------------------------------------------------ layouts, modules
 
 
-@always_the_same
+@examples
 @given(st.data())
 def test_converted_weights_rotate_in_the_other_layout(data):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
@@ -396,7 +396,7 @@ def same(a: ropelab.Rope, b: ropelab.Rope) -> bool:
     )
 
 
-@always_the_same
+@examples
 @given(configurations(), st.integers(0, 100))
 def test_a_configuration_means_the_same_in_every_form(configuration, seq_len):
     settings_, parameters = configuration
@@ -416,7 +416,7 @@ def test_a_configuration_means_the_same_in_every_form(configuration, seq_len):
     assert theta.dtype == torch.float64 and theta.isfinite().all() and (theta > 0).all()
 
 
-@always_the_same
+@examples
 @given(configurations(), st.data())
 def test_the_module_is_the_definition(configuration, data):
     settings_, parameters = configuration

@@ -108,7 +108,7 @@ def check_refused(function, arguments: dict, name: str, value) -> None:
     ("function", "name"), [("apply_rope", name) for name in ROPE] + [("apply_qk_norm_rope", name) for name in QK_NORM]
 )
 def test_one_wrong_argument_is_refused(function, name):
-    @settings(derandomize=True, database=None, deadline=None, max_examples=60, print_blob=False)
+    @settings(max_examples=60)
     @given(st.data())
     def check(data):
         case = data.draw(rotations(with_k=True))
