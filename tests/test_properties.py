@@ -115,6 +115,32 @@ def test_the_gradient_is_the_rotation_back(case):
 
 
 @examples
+@given(rotations())
+def test_the_gradients_of_tables_are_rounded_once(case):
+    """The arithmetic is as wide as the input, whose numbers may be beyond the range of the tables."""
+    size = 2.0**600 if case.q.dtype == torch.float64 else 1.0
+    xs = [x * size for x in case.tensors]
+    tables = [case.options.pop(name).detach().requires_grad_() for name in ("cos", "sin")]
+    ys = ropelab.apply_rope(*xs, cos=tables[0], sin=tables[1], **case.options)
+    ys = (ys,) if case.k is None else ys
+    gs = [torch.randn_like(y) / size for y in ys]
+    found = torch.autograd.grad(ys, tables, gs)
+
+    wanted = [t.detach().double().requires_grad_() for t in tables]
+    options = {"layout": "split_half"} | case.options
+    ys = [reference.rotate(x, *wanted, **options) for x in xs]
+    expected = torch.autograd.grad(ys, wanted, [g.double() for g in gs])
+    products = 2 * sum(x.shape.numel() // x.shape[-1] for x in xs)  # of an entry, at most
+    largest = max([x.abs().double().max() * g.abs().max() for x, g in zip(xs, gs, strict=True) if x.numel()], default=0.0)
+    unit = torch.finfo(torch.promote_types(xs[0].dtype, torch.promote_types(tables[0].dtype, torch.float32))).eps / 2
+    for table, grad, truth in zip(tables, found, expected, strict=True):
+        out = torch.finfo(table.dtype)
+        bound = products * (unit + 2.0**-53) * products * largest  # each sum, in any order
+        bound = bound + out.eps / 2 * (truth.abs() + bound) + out.tiny * out.eps
+        assert grad.dtype == table.dtype and ((grad.double() - truth).abs() <= bound).all()
+
+
+@examples
 @given(rotations(table_dtypes=(torch.float32,)), st.integers(-(2**31) + 2, 2**31 - 8), st.sampled_from([1e4, 5e5]))
 def test_without_tables_it_is_the_rotation_by_the_angle_itself(case, start, base):
     """The positions are any int32 numbers but the two reserved ones, and the truth has angles of 200 bits."""

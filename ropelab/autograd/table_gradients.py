@@ -8,6 +8,7 @@ import torch
 
 from ropelab.call.where import Where, along_axes
 from ropelab.kernels import NO_POSITION
+from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.layout.pairing import join, pairs
 from ropelab.layout.seq_format import to_bshd
 
@@ -19,13 +20,14 @@ def table_gradients(xs, y_grads, where: Where):
 
         dc0 = g0 x0,   dc1 = g1 x1,   ds0 = -g0 x1,   ds1 = g1 x0
 
-    For the transposed rotation, g and x change places in these formulas.
+    For the transposed rotation, g and x change places in these formulas. The products and the sums have the dtype of
+    the rotation's arithmetic, so a table that is narrower than the input gets a gradient that is rounded once.
 
     Args:
         xs, y_grads: q and k, and the gradients of their rotations; None where q or k has no gradient or is missing.
     """
     cos, (_, positions, first_position, options) = where.angles.tensors[0], where
-    wide = torch.promote_types(cos.dtype, torch.float32)
+    wide = compute_dtype(xs[0], cos)
     first, end = options.slice(cos.shape[-1])
     if all(g is None for g in y_grads):
         return None, None
