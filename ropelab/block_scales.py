@@ -10,13 +10,13 @@ import torch
 from ropelab.arguments import check_tensor, flag, integer, number, tensor
 from ropelab.autograd.rotation import transformed
 from ropelab.call.angles import given_tables
-from ropelab.call.block_scales import PACKED, SCALE_DTYPES, quantize, write
+from ropelab.call.block_scales import PACKED, SCALE_DTYPES, check_out, quantize, write
 from ropelab.call.memory import empty_heads
 from ropelab.call.refusals import renamed
 from ropelab.call.where import Where, located
 
-TMA_BYTES = 16
-"""The alignment in bytes that TMA asks of the columns of scales."""
+TMA_SCALES = 4
+"""TMA reads the scales of a column in units of 16 bytes: so many scales of four bytes."""
 
 
 def rope_and_quantize(
@@ -24,9 +24,9 @@ def rope_and_quantize(
     *,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    groups: int = 1,
+    groups: int | None = None,
     block_dim: int = 128,
-    scale_dtype: torch.dtype = torch.float32,
+    scale_dtype: torch.dtype | None = None,
     amax_epsilon: float = 1e-10,
     round_first: bool = False,
     inverse: bool = False,
@@ -50,10 +50,10 @@ def rope_and_quantize(
     Args:
         x: ``[T, H, D]`` in bfloat16, float16, float32 or float64; any strides.
         cos, sin: ``[P, R/2]``, as for `apply_rope`.
-        groups: a divisor of H: the heads of a group are the features of one row.
+        groups: a divisor of H: the heads of a group are the features of one row. By default the groups of ``out``, or 1.
         block_dim: the features of a block, a power of two that divides D.
         scale_dtype: float32 for powers of two, or int32 for the exponents of four successive blocks, the first in the
-            lowest byte, each with the bias 127.
+            lowest byte, each with the bias 127. By default the dtype of ``scales``, or float32.
         amax_epsilon: the least ``amax`` of a block, a positive normal float32.
         round_first: round the rotated features to the dtype of x before the scale is computed.
         inverse: rotate by the inverse.
@@ -61,8 +61,10 @@ def rope_and_quantize(
         out: float8_e4m3fn ``[T, groups, (H / groups) D]``, any strides that keep features adjacent; by default a new
             tensor in which the rows of a group follow each other.
         scales: ``[T, groups, N]`` in float32 with ``N = (H / groups) D / block_dim``, or in int32 with a quarter of
-            that; any strides. By default a new tensor in which the tokens of a column follow each other, and columns
-            begin at multiples of 16 bytes, as TMA asks. The numbers between two columns are undefined.
+            that; any strides. By default a new tensor in which the tokens of a column follow each other. Its columns
+            begin at multiples of 16 bytes, as TMA asks, and zeros fill each column up to the next multiple. The memory
+            of a given tensor in this order must hold the last column up to such a multiple as well, because TMA reads
+            it; the call does not write there.
 
     Returns:
         ``out`` and ``scales``.
@@ -78,20 +80,28 @@ def rope_and_quantize(
         round_first, 1.0,
     )  # fmt: skip
     tokens, heads, head_dim = x.shape
-    groups = integer("groups", groups, at_least=1)
-    if heads % groups:
-        raise ValueError(f"groups: expected a divisor of {heads} heads, got {groups}")
-    features = heads // groups * head_dim
     if out is None:
+        groups = integer("groups", 1 if groups is None else groups, at_least=1)
+        if heads % groups:
+            raise ValueError(f"groups: expected a divisor of {heads} heads, got {groups}")
+        features = heads // groups * head_dim
         strides = features, tokens * features, 1
         out = torch.empty_strided((tokens, groups, features), strides, dtype=torch.float8_e4m3fn, device=x.device)
+    else:
+        check_out(out)
+        if groups is not None and integer("groups", groups) != out.shape[1]:
+            raise ValueError(f"groups: expected {out.shape[1]}, the groups of out, got {groups}")
     if scales is None:
+        scale_dtype = torch.float32 if scale_dtype is None else scale_dtype
         if scale_dtype not in SCALE_DTYPES:
             raise TypeError(f"scale_dtype: expected one of {SCALE_DTYPES}, got {scale_dtype}")
-        columns = features // (numbers[0] * (PACKED if scale_dtype == torch.int32 else 1))
-        aligned = -(-tokens * 4 // TMA_BYTES) * TMA_BYTES // 4
-        strides = 1, columns * aligned, aligned
-        scales = torch.empty_strided((tokens, groups, columns), strides, dtype=scale_dtype, device=x.device)
+        columns = out.shape[2] // (numbers[0] * (PACKED if scale_dtype == torch.int32 else 1))
+        scales = _scales(tokens, out.shape[1], columns, scale_dtype, x.device)
+    else:
+        tensor("scales", scales)
+        if scale_dtype is not None and scale_dtype != scales.dtype:
+            raise TypeError(f"scale_dtype: expected {scales.dtype}, the dtype of scales, got {scale_dtype}")
+        _check_last_column(scales)
     try:
         quantize((out, scales, None, x, None), where, *numbers)
     except (TypeError, ValueError) as error:
@@ -216,6 +226,31 @@ def rope_and_block_scaled_cache(
     q_out = empty_heads(q) if q_out is None else q_out
     write((kv_cache, q_out, q, kv, slot_mapping), where, *numbers)
     return q_out
+
+
+def _scales(tokens: int, groups: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """An empty tensor ``[tokens, groups, columns]`` as TMA reads it, with zeros behind the tokens of a column."""
+    rows = -(-tokens // TMA_SCALES) * TMA_SCALES
+    # A compiler would compile once more for numbers of tokens that need no zeros.
+    make = torch.zeros if torch.compiler.is_compiling() or rows > tokens else torch.empty
+    return make(groups, columns, rows, dtype=dtype, device=device)[..., :tokens].permute(2, 0, 1)
+
+
+def _check_last_column(scales: torch.Tensor) -> None:
+    """Raise ValueError for scales in the order that TMA reads, if TMA would read beyond the end of their memory."""
+    if torch.compiler.is_compiling() or scales.ndim != 3 or not scales.numel() or not len(scales) % TMA_SCALES:
+        return
+    of_token, of_group, of_column = scales.stride()
+    if of_token == 1 and of_column % TMA_SCALES == 0:
+        _, groups, columns = scales.shape
+        rows = -(-len(scales) // TMA_SCALES) * TMA_SCALES
+        end = scales.storage_offset() + (groups - 1) * of_group + (columns - 1) * of_column + rows
+        got = scales.untyped_storage().nbytes()
+        if end * scales.itemsize > got:
+            raise ValueError(
+                f"scales: expected memory of {end * scales.itemsize} bytes, because TMA reads whole units of "
+                f"{TMA_SCALES} tokens of a column, got {got} bytes"
+            )
 
 
 _SMALLEST_NORMAL = torch.finfo(torch.float32).tiny

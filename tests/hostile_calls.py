@@ -481,7 +481,7 @@ TARGETS = {
         {"x": Q[0], "cos": COS, "sin": SIN, "positions": torch.arange(4), "groups": 3, "block_dim": 8,
          "scale_dtype": torch.float32, "amax_epsilon": 1e-4, "round_first": True, "inverse": True, "rotary_slice": (0, 16)},
         {"x": TENSOR, "cos": TABLE, "sin": TABLE, "positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 8)),
-         "groups": also(INTEGER, 2, 0), "block_dim": also(but(INTEGER), 3, 32), "scale_dtype": DTYPE, "amax_epsilon": NUMBER,
+         "groups": also(but(INTEGER, None), 2, 0), "block_dim": also(but(INTEGER), 3, 32), "scale_dtype": but(DTYPE, None), "amax_epsilon": NUMBER,
          "round_first": FLAG, "inverse": FLAG, "rotary_slice": SLICE}, names=("scales",),
     ),
     "rope_and_quantize, results": Target(

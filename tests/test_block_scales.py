@@ -139,15 +139,50 @@ def test_zeros_and_tokens_without_a_position(placed):
     assert (out.float() == 0).all() and (scales == 2.0**-20).all()
 
 
+@pytest.mark.parametrize("tokens", range(9))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32], ids=str)
-def test_scales_lie_as_deep_gemm_reads_them(placed, dtype):
-    """Columns begin at multiples of 16 bytes, and the tokens of a column follow each other; rows of a group too."""
-    options = where(6)
-    x = torch.randn(6, 8, 512)
-    out, scales = ropelab.rope_and_quantize(x, **options, groups=2, scale_dtype=dtype)
-    columns = 16 if dtype == torch.float32 else 4
-    assert scales.shape == (6, 2, columns) and scales.stride() == (1, columns * 8, 8)
-    assert out.stride() == (2048, 6 * 2048, 1)
+def test_scales_lie_as_deep_gemm_reads_them(placed, dtype, tokens):
+    """Columns begin at multiples of 16 bytes, and zeros fill them, also at the end; rows of a group are neighbours."""
+    x, rows = torch.randn(tokens, 2, 64), -(-tokens // 4) * 4
+    out, scales = ropelab.rope_and_quantize(x, **where(tokens, 8, 64), groups=2, block_dim=8, scale_dtype=dtype)
+    columns = 8 if dtype == torch.float32 else 2
+    assert out.stride() == (64, tokens * 64, 1)
+    assert scales.shape == (tokens, 2, columns) and scales.dtype == dtype
+    if tokens:
+        assert scales.stride() == (1, columns * rows, rows) and scales.data_ptr() % 16 == 0
+        whole = scales.as_strided((2, columns, rows), (columns * rows, rows, 1))  # raises beyond the memory
+        assert not whole[..., tokens:].any() and whole[..., :tokens].all()
+
+
+def test_given_scales_hold_all_that_tma_reads(placed):
+    call = {"x": torch.randn(6, 2, 64), **where(6, 8, 64), "groups": 2, "block_dim": 8}
+    _, expected = ropelab.rope_and_quantize(**call)
+    short = torch.empty_strided(expected.shape, expected.stride())
+    with pytest.raises(ValueError, match="^scales: expected memory of 512 bytes, .* got 504 bytes"):
+        ropelab.rope_and_quantize(**call, scales=short)
+    enough = torch.full((2, 8, 8), 7.0)[..., :6].permute(2, 0, 1)
+    assert torch.equal(ropelab.rope_and_quantize(**call, scales=enough)[1], expected)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"groups": 4}, "^groups: expected 2, the groups of out, got 4"),
+        ({"scale_dtype": torch.int32}, "^scale_dtype: expected torch.float32, the dtype of scales, got torch.int32"),
+    ],
+)
+@pytest.mark.parametrize("given", [("out", "scales"), ("out",), ("scales",)], ids=str)
+def test_what_outputs_decide_is_not_decided_twice(placed, wrong, message, given):
+    """Groups and dtype are those of the outputs; another claim is refused, and no claim is needed."""
+    call = {"x": torch.randn(5, 4, 64), **where(5, 8, 64), "block_dim": 8}
+    expected = dict(zip(("out", "scales"), ropelab.rope_and_quantize(**call, groups=2), strict=True))
+    outputs = {name: torch.zeros_like(expected[name]) for name in given}
+    if {"groups": "out", "scale_dtype": "scales"}[next(iter(wrong))] in given:
+        with pytest.raises((TypeError, ValueError), match=message):
+            ropelab.rope_and_quantize(**call, **outputs, **wrong)
+    if "out" in given:
+        out, scales = ropelab.rope_and_quantize(**call, **outputs)
+        assert torch.equal(out.float(), expected["out"].float()) and torch.equal(scales, expected["scales"])
 
 
 def test_results_may_have_any_strides(placed):

@@ -294,10 +294,31 @@ def rounds_a_weight(q, weights, *, weights_out, **options):
     return found
 
 
+def ends_with_the_tokens(x, *, scales, **options):
+    return _allocates(x, scales, options, lambda shape, strides: torch.empty_strided(shape, strides))
+
+
+def leaves_old_numbers_behind_the_tokens(x, *, scales, **options):
+    def make(shape, strides):
+        return torch.ones(2 * shape[1] * strides[1]).as_strided(shape, strides)
+
+    return _allocates(x, scales, options, make)
+
+
+def _allocates(x, scales, options, make):
+    """The operator, which makes scales itself whose columns begin at multiples of 16 bytes."""
+    if scales is not None:
+        return ropelab.rope_and_quantize(x, scales=scales, **options)
+    right = ropelab.rope_and_quantize(x, **options | {"out": None})
+    return right[0], make(right[1].shape, right[1].stride()).copy_(right[1])
+
+
 @pytest.mark.parametrize(
     "function, convention, law",
     [
         (forgets_a_scale, "rope_and_quantize", "all_written"),
+        (ends_with_the_tokens, "rope_and_quantize", "all_written"),
+        (leaves_old_numbers_behind_the_tokens, "rope_and_quantize", "all_written"),
         (turns_by_the_place, "rope_and_quantize", "tokens_permute"),
         (writes_a_token_more, "rope_and_quantize", "other_slots_unchanged"),
         (rounds_a_weight, "rope_and_quantize_indexer", "definition"),

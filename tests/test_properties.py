@@ -131,7 +131,7 @@ def test_the_gradients_of_tables_are_rounded_once(case):
     ys = [reference.rotate(x, *wanted, **options) for x in xs]
     expected = torch.autograd.grad(ys, wanted, [g.double() for g in gs])
     products = 2 * sum(x.shape.numel() // x.shape[-1] for x in xs)  # of an entry, at most
-    largest = max([x.abs().double().max() * g.abs().max() for x, g in zip(xs, gs, strict=True) if x.numel()], default=0.0)
+    largest = max((x.double().abs().max() * g.abs().max() for x, g in zip(xs, gs, strict=True) if x.numel()), default=0)
     unit = torch.finfo(torch.promote_types(xs[0].dtype, torch.promote_types(tables[0].dtype, torch.float32))).eps / 2
     for table, grad, truth in zip(tables, found, expected, strict=True):
         out = torch.finfo(table.dtype)

@@ -15,13 +15,18 @@ PACKED = 4
 """The exponents of an int32."""
 
 
+def check_out(out: torch.Tensor) -> None:
+    """Raise TypeError or ValueError unless ``out`` has three axes of 8-bit floats."""
+    check_tensor("out", out, (3,), "[tokens, groups, heads / groups * head_dim]", (torch.float8_e4m3fn,))
+
+
 def _check_quantize(given: Tensors, where: Where, block_dim: int, *numbers: float) -> None:
     t = QuantizeTensors._make((*given, None, None, None))
     check_rope_arguments(t.x, None, where)
     tokens, heads, head_dim = t.x.shape
     _check_pairs(where, head_dim)
     _check_blocks(block_dim, head_dim, "head_dim")
-    check_tensor("out", t.out, (3,), "[tokens, groups, heads / groups * head_dim]", (torch.float8_e4m3fn,))
+    check_out(t.out)
     groups, group_heads = t.out.shape[1], t.out.shape[2] // head_dim
     if groups * group_heads != heads or t.out.shape != (tokens, groups, group_heads * head_dim):
         raise ValueError(

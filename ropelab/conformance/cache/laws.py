@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from ropelab import apply_qk_norm_rope, apply_rope
-from ropelab.conformance.cache.block_scales import BlockScales, parts
+from ropelab.block_scales import TMA_SCALES
+from ropelab.conformance.cache.block_scales import BlockScales, RopeAndQuantize, parts
 from ropelab.conformance.cache.case import CacheCase, arranged, bit_numbers, bits, numbers
 from ropelab.conformance.cache.convention import ROWS, Written
 from ropelab.conformance.cache.conventions import UNWRITTEN
@@ -23,6 +24,7 @@ from ropelab.conformance.cache.seen import made_scales, some_tokens
 from ropelab.conformance.cache.subject import SCALES, CacheSubject
 from ropelab.conformance.cache_bounds import row_scale
 from ropelab.conformance.case import Broken, NotApplicable
+from ropelab.conformance.convention import call
 from ropelab.conformance.law import Comparison, Law, law
 from ropelab.conformance.laws.robustness import long_call, sampled
 from ropelab.kernels.float8 import FLOAT8_DTYPES, scale_of_rows, to_float8
@@ -431,6 +433,34 @@ def all_written(subject, sizes):
             yield Comparison(f"whether {name} is a number", finite, np.ones_like(finite), _EQUAL, case, AXES)
     other = replace(case, memory=(~bits(case.memory)).view(case.memory.dtype))
     yield from _same_rows(other, subject(other).memory, case, written.memory, "rows in a memory of other bits")
+    if isinstance(subject.convention, RopeAndQuantize):
+        for tokens in (5, 6, 7):
+            yield from _behind_the_tokens(subject, subject.draw(replace(sizes, batch=1, tokens=tokens)))
+
+
+def _behind_the_tokens(subject: CacheSubject, case: CacheCase) -> Iterator[Comparison | str]:
+    """Compare with zeros what TMA reads behind the tokens of a column of scales that the operator allocates."""
+    arguments = subject.convention.translate(subject, case, case.memory.clone())
+    arguments.keywords.update(out=None, scales=None)
+    try:
+        with subject.surroundings.theirs():
+            _, scales = call(subject.function, arguments, subject.convention.signature)
+    except Exception as refusal:  # the caller of such an operator allocates
+        yield f"allocates no scales ({type(refusal).__name__})"
+        return
+    (tokens, groups, columns), (of_token, of_group, of_column) = scales.shape, scales.stride()
+    if of_token != 1 or of_column % TMA_SCALES:
+        yield "allocates its scales in another order than TMA reads"
+        return
+    behind = -tokens % TMA_SCALES
+    last = scales.storage_offset() + (groups - 1) * of_group + (columns - 1) * of_column + tokens + behind
+    if (missing := last * scales.itemsize - scales.untyped_storage().nbytes()) > 0:
+        raise Broken(f"the memory of the scales of {tokens} tokens ends {missing} bytes before what TMA reads")
+    padding = scales.as_strided((groups, columns, behind), (of_group, of_column, 1), scales.storage_offset() + tokens)
+    yield Comparison(
+        "what TMA reads behind the tokens of a column of scales", bit_numbers(padding), np.zeros(padding.shape), _EQUAL,
+        case, ("group", "column", "element"),
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------- only if named
