@@ -50,7 +50,7 @@ def rope_and_quantize(
     Args:
         x: ``[T, H, D]`` in bfloat16, float16, float32 or float64; any strides.
         cos, sin: ``[P, R/2]``, as for `apply_rope`.
-        groups: a divisor of H: the heads of a group are the features of one row. By default the groups of ``out``, or 1.
+        groups: a divisor of H: the heads of a group are the features of one row. By default those of ``out``, or 1.
         block_dim: the features of a block, a power of two that divides D.
         scale_dtype: float32 for powers of two, or int32 for the exponents of four successive blocks, the first in the
             lowest byte, each with the bias 127. By default the dtype of ``scales``, or float32.

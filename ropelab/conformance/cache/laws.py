@@ -441,7 +441,7 @@ def all_written(subject, sizes):
 def _behind_the_tokens(subject: CacheSubject, case: CacheCase) -> Iterator[Comparison | str]:
     """Compare with zeros what TMA reads behind the tokens of a column of scales that the operator allocates."""
     arguments = subject.convention.translate(subject, case, case.memory.clone())
-    arguments.keywords.update(out=None, scales=None)
+    arguments = replace(arguments, keywords={**arguments.keywords, "out": None, "scales": None})
     try:
         with subject.surroundings.theirs():
             _, scales = call(subject.function, arguments, subject.convention.signature)
