@@ -38,7 +38,7 @@ def pytest_terminal_summary(terminalreporter):
     """Report skips for want of packages; all other skips are quiet."""
     skipped = [(report.nodeid, report.longrepr[-1]) for report in terminalreporter.stats.get("skipped", [])]
     missing = Counter(
-        (test.partition("::")[0], reason) for test, reason in skipped if "make peers" in reason or "not run: " in reason
+        (test.partition("::")[0], reason.partition("not run: ")[2]) for test, reason in skipped if "not run: " in reason
     )
     if missing:
         number = missing.total()
@@ -55,13 +55,16 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Skip a test of the GPU that lacks a package or a library, by name; elsewhere the error is a failure."""
+    """Skip a test marked `gpu` or `peers` that lacks a package or a library, by name; elsewhere that is a failure."""
     try:
         return (yield)
     except Unavailable as missing:
-        if item.get_closest_marker("gpu"):
+        if item.get_closest_marker("gpu") or item.get_closest_marker("peers"):
             pytest.skip(f"not run: {missing}")
         raise
+
+
+pytest_runtest_setup = pytest_runtest_call  # fixtures load packages as well
 
 
 def _seed(name: str) -> None:

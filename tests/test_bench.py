@@ -18,6 +18,7 @@ from ropelab.bench.compare import bind, checked, compare, tidy
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.host import NO_GRAD, RECORDED
 from ropelab.bench.tile_sweep import candidate_tiles
+from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Workload
 from ropelab.conformance.faults import correct
 from ropelab.layout import pairing
@@ -220,10 +221,11 @@ def test_peers_leave_the_features_beyond_rotary_dim_alone(name):
 def at_hand(name: str) -> peers.Peer:
     (found, missing) = peers.available((PEERS[name],))
     if missing:
-        pytest.skip(missing[name])
+        raise Unavailable(missing[name])
     return found[0]
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_transformers_own_functions_are_right(layout, direction):
@@ -232,6 +234,7 @@ def test_transformers_own_functions_are_right(layout, direction):
         assert run_check(at_hand("transformers"), case).status == "ok"
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_rotary_embedding_torch_counts_in_the_dtype_of_q(direction):
     """The package is right in float32; in bfloat16 its positions are bfloat16 too, which has no 257."""

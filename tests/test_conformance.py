@@ -214,23 +214,19 @@ def test_the_other_sign_is_right_if_declared_and_seen_by_the_definition_alone_if
     assert failed == ("definition", "rounding", "extents", "token_counts")
 
 
+@pytest.mark.peers
 def test_torchembed_0_3_2():
     """The module promises the inputs' dtype, and keeps the promise only where its kernel runs."""
-    try:
-        with packages.imported("torchembed", "0.3.2", "torchembed", "._triton", ".positional") as package:
-            report = verify(package.RotaryEmbedding, "module", seq_format="bhsd", diagnose=False)
-    except packages.NotInstalled as reason:
-        pytest.skip(str(reason))
+    with packages.imported("torchembed", "0.3.2", "torchembed", "._triton", ".positional") as package:
+        report = verify(package.RotaryEmbedding, "module", seq_format="bhsd", diagnose=False)
     assert report.failed == ("dtype",)
     assert "torch.bfloat16" in report["dtype"].message
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(not (INTERPRETED or HAS_GPU), reason="needs a GPU or Triton's interpreter")
 def test_torchembed_0_3_2_kernel():
-    try:
-        kernel = packages.load_file("torchembed", "0.3.2", "torchembed/_triton.py")
-    except packages.NotInstalled as reason:
-        pytest.skip(str(reason))
+    kernel = packages.load_file("torchembed", "0.3.2", "torchembed/_triton.py")
 
     def rope(q, k, cos, sin):
         if len(cos) > 1 and not torch.equal(cos, cos[:1].expand_as(cos)):

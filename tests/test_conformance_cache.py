@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.bench import packages, peers
+from ropelab.bench import peers
 from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS, verify
 from ropelab.conformance.cache.correct import CORRECT, FORMS, Operator
 from ropelab.conformance.cache.faults import CACHE_FAULTS
@@ -451,10 +451,7 @@ def test_our_kernel_on_a_gpu(convention, layout):
 
 
 def vllms(name: str):
-    try:
-        return getattr(peers.vllm.operators(), name)
-    except packages.NotInstalled as error:
-        pytest.skip(f"make peers: {error}")
+    return getattr(peers.vllm.operators(), name)
 
 
 @pytest.mark.gpu
@@ -466,6 +463,7 @@ def test_our_kernel_with_block_scales_on_a_gpu(convention, dtype):
     assert_conforms(BLOCK_SCALES[convention], convention, shrink=False, **sizes)
 
 
+@pytest.mark.peers
 @pytest.mark.gpu
 @pytest.mark.parametrize("convention, sizes", [("fused_qknorm_rope_cache", SIZES),
                                                ("concat_and_cache_mla_rope_fused", LATENT)])  # fmt: skip

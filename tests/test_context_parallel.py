@@ -12,6 +12,8 @@ import torch.distributed as dist
 from ropelab.layout.seq_format import SEQ_FORMATS
 from ropelab.positions.packed import CHUNKS
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[1]
 RANKS = 2
 

@@ -9,7 +9,6 @@ import torch
 from ropelab import reference, rotary_table
 from ropelab.bench import packages as at_hand
 from ropelab.bench import timing
-from ropelab.bench.packages import installations as packages_at_hand
 from ropelab.bench.records import MEASUREMENTS, Selection, load
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.broadcast import formula
@@ -155,25 +154,16 @@ CASES = [
 NEEDS_PEERS = {"DS-04", "DS-05"}
 
 
-def first_commit_at_hand():
-    try:
-        peers.first_source()
-    except Unavailable:
-        return False
-    return True
+def marked(claim):
+    return [pytest.mark.peers] if claim in NEEDS_PEERS else []
 
 
-PEERS_AT_HAND = all(map(packages_at_hand, ("deepspeed", "torchembed"))) and first_commit_at_hand()
-needs_peers = pytest.mark.skipif(
-    not PEERS_AT_HAND, reason="DeepSpeed, its first commit or torchembed is not under build/peers: run make peers"
+@pytest.mark.parametrize(
+    "claim, given, expected",
+    [pytest.param(*case, id=f"{case[0]}-{n}", marks=marked(case[0])) for n, case in enumerate(CASES)],
 )
-
-
-@pytest.mark.parametrize("claim, given, expected", CASES, ids=[f"{claim}-{n}" for n, (claim, *_) in enumerate(CASES)])
 def test_evidence_decides_the_verdict(claim, given, expected, tmp_path):
     """Without a record, the given evidence decides, and only missing evidence is computed."""
-    if claim in NEEDS_PEERS and not PEERS_AT_HAND:
-        pytest.skip("DeepSpeed, its first commit or torchembed is not under build/peers: run make peers")
     frames = {name: make() for name, make in given.items()}
     (row,) = ledger(frames, document="deepspeed", only=[claim], records=tmp_path).itertuples()
     assert row.outcome == expected, f"{row.words}: {row.measured} [{row.needs}]"
@@ -194,7 +184,7 @@ def test_the_published_numbers_are_those_of_the_quotes():
         assert f"{row.eager_ms:.2f}ms {row.compile_ms:.2f}ms" in quotes["DS-15"]
 
 
-@pytest.mark.skipif(not packages_at_hand("torchembed"), reason="torchembed is not under build/peers: run make peers")
+@pytest.mark.peers
 def test_the_source_of_the_kernel_is_counted(monkeypatch, tmp_path):
     assert evidence.kernel_source().drop(columns="version").eq([2, 2, 0, 0]).all(axis=None)
     source = peers.torchembed_file("0.3.2").read_text()
@@ -216,14 +206,14 @@ def test_the_formula_is_the_definition():
     torch.testing.assert_close(formula(t, *wide), reference.rotate(t, cos, sin))
 
 
-@needs_peers
+@pytest.mark.peers
 def test_the_formula_promotes_and_the_kernel_does_not():
     t, table = torch.zeros(5, 8, dtype=torch.float16), torch.zeros(5, 8)
     assert formula(t, table, table).dtype == torch.float32
     assert peers.interpreted_kernel("0.3.2")(t, t, table, table)[0].dtype == torch.float16
 
 
-@needs_peers
+@pytest.mark.peers
 def test_the_versions_are_deepspeeds_own_code():
     """The versions' source is compiled as it is, and each version reshapes the kernel's arguments in its own way."""
     t, table = torch.randn(2, 5, 3, 8), torch.ones(2, 1, 1, 8)
@@ -246,7 +236,7 @@ def test_the_versions_are_deepspeeds_own_code():
         assert not seen
 
 
-@needs_peers
+@pytest.mark.peers
 def test_the_reviewed_code_is_that_of_the_first_commit():
     """The first version gets a single shape right: as many heads as tokens, and tables of two axes."""
     first = dispatched().query("version == 'first' and expected == 'a result'")
@@ -378,7 +368,7 @@ def test_the_table_of_the_gate_says_what_runs():
     ]
 
 
-@needs_peers
+@pytest.mark.peers
 def test_after_the_merge_the_gate_opens_for_no_caller_and_ours_for_all():
     table = findings.what_runs(dispatched())
     wrong = table[["first", "merged", "ropelab"]].apply(lambda ran: ran.str.startswith("wrong").sum())
@@ -388,10 +378,8 @@ def test_after_the_merge_the_gate_opens_for_no_caller_and_ours_for_all():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.peers
 def test_the_gpu_evidence_runs():
-    if not packages_at_hand("torchembed"):
-        pytest.skip("torchembed is not under build/peers: run make peers")
     frames = {
         "deepspeed_correctness": measure.correctness(),
         "deepspeed_launches": measure.launch_evidence(),

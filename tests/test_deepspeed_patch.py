@@ -7,7 +7,6 @@ from unittest import mock
 import pytest
 import torch
 
-from ropelab.bench.packages import NotInstalled
 from ropelab.interop.broadcast import formula
 from ropelab.interop.deepspeed import fused_rope_forward, patch
 from ropelab.kernels.launch import Launch
@@ -33,11 +32,8 @@ DTYPES = [
 @pytest.fixture
 def files():
     """DeepSpeed's sequence layer and FPDT layer."""
-    try:
-        with deepspeed_sequence() as modules:
-            yield modules
-    except NotInstalled as missing:
-        pytest.skip(f"{missing}: run make peers")
+    with deepspeed_sequence() as modules:
+        yield modules
 
 
 @pytest.fixture
@@ -64,6 +60,7 @@ def result_and_gradients(function, tensors):
     return [y, *torch.autograd.grad(y, leaves, cotangent.to(y))]
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(
     "caller, in_tree, t_shape, table_shape", BROADCASTING, ids=[caller[0] for caller in BROADCASTING]
 )
@@ -85,6 +82,7 @@ def test_the_patch_computes_deepspeeds_result_and_gradients_in_one_launch(
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("dtype, table_dtype", DTYPES, ids=str)
 def test_the_dtype_is_deepspeeds_and_the_error_a_rounding(files, dtype, table_dtype):
     layer, _ = files
@@ -98,6 +96,7 @@ def test_the_dtype_is_deepspeeds_and_the_error_a_rounding(files, dtype, table_dt
         assert (found.double() - right).norm() <= rounding_bound(found.dtype) * right.norm()
 
 
+@pytest.mark.peers
 def test_the_gradient_that_fpdt_computes_by_hand(files, launches):
     """FPDT's backward calls a separate function, whose tables need not have equal halves."""
     _, fpdt_layer = files
@@ -110,6 +109,7 @@ def test_the_gradient_that_fpdt_computes_by_hand(files, launches):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(
     "t_shape, table_shape",
     [((B, S, H, D), (B, S, H, D)), ((B, S, 2, H, D), (1, S, 1, 1, D)), ((S, H, D), (1, S, 1, D))],
@@ -127,6 +127,7 @@ def test_what_one_launch_cannot_compute_goes_to_deepspeeds_own_function(files, l
         assert torch.equal(x, y)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -181,6 +182,7 @@ def test_the_optional_backend_is_the_formula(launches, shape, table_dtype):
         torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("rank", [3, 4, 5])
 @pytest.mark.parametrize(
     "dtype, table_dtype", [(torch.float64, torch.float64), (torch.float16, torch.float32)], ids=str
@@ -218,6 +220,7 @@ def names_of(layer):
             ("apply_rotary_pos_emb", "_torchembed_available", "_torchembed_rope_forward")}  # fmt: skip
 
 
+@pytest.mark.peers
 def test_undo_puts_everything_back(files):
     layer, fpdt_layer = files
     before, backward = names_of(layer), fpdt_layer.apply_rotary_pos_emb_backward
@@ -236,6 +239,7 @@ def test_undo_puts_everything_back(files):
         assert fpdt_layer.apply_rotary_pos_emb_backward is backward and repr(patched) == "<patch of nothing>"
 
 
+@pytest.mark.peers
 def test_a_second_patch_changes_nothing(files):
     layer, _ = files
     before = names_of(layer)
@@ -247,6 +251,7 @@ def test_a_second_patch_changes_nothing(files):
     assert names_of(layer) == before
 
 
+@pytest.mark.peers
 def test_other_modules_that_imported_the_function_follow(files):
     layer, _ = files
     user = ModuleType("a_users_module")
@@ -257,6 +262,7 @@ def test_other_modules_that_imported_the_function_follow(files):
         assert user.apply_rotary_pos_emb is own
 
 
+@pytest.mark.peers
 def test_undo_leaves_what_others_replaced_since(files):
     layer, _ = files
     patched = patch()
@@ -265,6 +271,7 @@ def test_undo_leaves_what_others_replaced_since(files):
     assert layer.apply_rotary_pos_emb is other
 
 
+@pytest.mark.peers
 def test_an_early_deepspeed_has_neither_backend_nor_fpdt(files):
     layer, _ = files
     del layer._torchembed_available
@@ -278,6 +285,7 @@ def interleaved(t, freqs_cos, freqs_sin):
     return formula(t, freqs_cos, freqs_sin, "interleaved")
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(
     "other", [interleaved, lambda t, freqs_cos, freqs_sin: formula(t, freqs_cos, -freqs_sin), lambda t, freqs: t]
 )

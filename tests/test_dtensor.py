@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[1]
 RANKS = 2
 SENTENCES = (

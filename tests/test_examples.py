@@ -30,6 +30,7 @@ def test_an_example_is_short(path):
     assert len(path.read_text().splitlines()) < 80
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_an_example_runs(path):
     if path.stem in NEEDS:
@@ -52,6 +53,7 @@ def pytest_of_the_project(*arguments):
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.process
 def test_the_tests_of_the_project_are_the_laws(project):
     done = pytest_of_the_project()
     assert done.returncode == 0 and re.search(r"[3-9]\d passed", done.stdout), done.stdout
@@ -67,6 +69,7 @@ def test_the_workflow_of_the_project(project):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.process
 def test_a_wrong_sign_and_a_wrong_base_fail(project):
     text = project.read_text()
     project.write_text(text.replace("(-x[..., 1::2]", "(x[..., 1::2]").replace("base=500_000.0", "base=10_000.0"))

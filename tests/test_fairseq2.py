@@ -9,7 +9,6 @@ import torch
 
 from ropelab.bench import timing
 from ropelab.bench.records import ROOT, gpus, load
-from ropelab.bench.unavailable import Unavailable
 from ropelab.study.documents.fairseq2 import evidence, figures, findings, measure, peers
 from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, proposed
 from ropelab.study.documents.fairseq2.studies import STUDIES
@@ -222,13 +221,10 @@ def test_ratios_of_a_log_and_of_a_record():
 # -------------------------------------------------------------------------------------------------- what is measured
 
 
-@pytest.fixture(params=[MODELS.source, peers.PROPOSED])
+@pytest.fixture(params=[MODELS.source, pytest.param(peers.PROPOSED, marks=pytest.mark.peers)])
 def encoders(request):
     """The encoders under study: our models, and the pull request's own encoders."""
-    try:
-        return MODELS if request.param == MODELS.source else proposed()
-    except Unavailable as missing:
-        pytest.skip(str(missing))
+    return MODELS if request.param == MODELS.source else proposed()
 
 
 @pytest.fixture

@@ -36,10 +36,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 @pytest.fixture(scope="module")
 def code():
     """The pull request's own classes."""
-    try:
-        return peers.proposed()
-    except NotInstalled as missing:
-        pytest.skip(str(missing))
+    return peers.proposed()
 
 
 def both_directions(encoder, code, call, dtype):
@@ -58,6 +55,7 @@ def both_directions(encoder, code, call, dtype):
     return (y.detach(), *torch.autograd.grad(y, x, cotangent)), positions, (x.detach(), cotangent)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("name", CLASS_NAMES)
 @pytest.mark.parametrize("impl", LAYOUTS)
 @pytest.mark.parametrize("call", CALLS)
@@ -72,6 +70,7 @@ def test_the_models_have_the_bits_of_the_code(name, impl, call, dtype, code):
         assert theirs.dtype == ours.dtype == dtype and torch.equal(theirs, ours)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("name", CLASS_NAMES)
 @pytest.mark.parametrize("impl", LAYOUTS)
 def test_the_models_have_the_tables_of_the_code(name, impl, code):
@@ -81,6 +80,7 @@ def test_the_models_have_the_tables_of_the_code(name, impl, code):
     assert all(torch.equal(buffers[table], values) for table, values in theirs.named_buffers())
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("name", [*CLASS_NAMES, "ropelab"])
 @pytest.mark.parametrize("impl", LAYOUTS)
 @pytest.mark.parametrize("call", CALLS)
@@ -101,6 +101,7 @@ def test_every_encoder_turns_tokens_by_the_definition(name, impl, call, dtype, c
         torch.testing.assert_close(y.reshape(*positions.shape, -1, E)[token].double(), truth, **close)
 
 
+@pytest.mark.peers
 def test_the_code_says_what_it_is(code):
     assert code.source.startswith(f"{peers.PROPOSED}, sha256 ")
     assert encoders.proposed().source == code.source
@@ -108,17 +109,16 @@ def test_the_code_says_what_it_is(code):
         code.Rotary  # noqa: B018
 
 
+@pytest.mark.peers
 def test_two_versions_do_not_meet(code):
     """Each version has classes of its own, and none is left behind as ``fairseq2``."""
     assert not [name for name in sys.modules if name.partition(".")[0] == "fairseq2"]
-    try:
-        released = peers.released()
-    except NotInstalled as missing:
-        pytest.skip(str(missing))
+    released = peers.released()
     assert released.BatchLayout is not code.BatchLayout
     assert all(sys.modules[module.__name__] is module for module in released.modules.values())
 
 
+@pytest.mark.peers
 def test_torch_compile_inlines_the_code(code):
     """Dynamo imports the module of every function that it inlines, by name; widths of the layout become dynamic."""
     compilations = []

@@ -188,11 +188,9 @@ def test_a_fault_is_recognised_in_a_convention_that_it_was_not_written_for(funct
 
 
 @pytest.mark.skipif(not (INTERPRETED or HAS_GPU), reason="its kernel needs a GPU or TRITON_INTERPRET=1")
+@pytest.mark.peers
 def test_torchembed_0_3_0_applies_the_forward_in_the_backward():
-    try:
-        module = packages.load_file("torchembed", "0.3.0", "torchembed/_triton.py")
-    except packages.NotInstalled as missing:
-        pytest.skip(str(missing))
+    module = packages.load_file("torchembed", "0.3.0", "torchembed/_triton.py")
 
     def torchembed(t, freqs_cos, freqs_sin):
         """torchembed's step for one tensor ``[B, H, S, D]``, batch by batch where the tables differ."""

@@ -400,10 +400,7 @@ SMALL = latent_attention.Latent("sbhd", tokens=6, heads=4, length=3, nope_dim=16
 @pytest.fixture(scope="module")
 def megatron_kernels():
     """Megatron-LM's file, whose kernels run in the interpreter without tuning."""
-    try:
-        module = megatron.kernels()
-    except packages.NotInstalled as error:
-        pytest.skip(f"make peers: {error}")
+    module = megatron.kernels()
     if INTERPRETED:
         for name in ("rotary_fwd_q_kernel", "rotary_bwd_q_kernel", "rotary_fwd_kv_kernel", "rotary_bwd_kv_kernel"):
             kernel = getattr(module, name)
@@ -431,6 +428,7 @@ def test_the_view_moves_what_it_must():
         assert 2 * backward.numel() == kv.numel() + k_pe.numel() + key.numel() + value.numel()
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; on a GPU test_gpu_real_ops runs the kernels")
 @pytest.mark.parametrize("seq_format", latent_attention.FORMATS)
 @pytest.mark.parametrize("part", latent_attention.PARTS[:2])

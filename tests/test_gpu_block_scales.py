@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.bench import packages
 from ropelab.bench.block_scales import BLOCK_SIZE, ROTARY_DIM, VLLM, Indexer, Input, Output, block_scales
 from ropelab.kernels import Rotation, block_scales_triton
 from ropelab.kernels.block_scales import Blocks
@@ -25,11 +24,8 @@ def in_bytes(x):
 
 
 def theirs(case):
-    """vLLM's operator, or a skip that says why there is none."""
-    try:
-        return case.vllm()[0][VLLM]
-    except packages.NotInstalled as error:
-        pytest.skip(f"make peers: {error}")
+    """vLLM's operator."""
+    return case.vllm()[0][VLLM]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} {case.tokens} {case.heads}")
@@ -124,6 +120,7 @@ def assert_neighbours(ours, theirs, rotates):
     assert (ours.float() != theirs.float()).sum() <= 2 + 2.0**-10 * ours[..., -rotates:].numel()
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} {case.tokens} {case.heads}")
 def test_values_and_scales_are_vllms(case):
     """The scales are equal; vLLM multiplies the weights of the indexer by two numbers, and we by their product."""
@@ -141,6 +138,7 @@ def test_values_and_scales_are_vllms(case):
         assert torch.equal(scales, their_scales) and scales.stride() == their_scales.stride()
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("tokens, heads", SIZES)
 def test_the_cache_is_vllms(tokens, heads):
     """Numbers and scales are equal; rotated features and q are neighbours, as far as float32 errs before."""
@@ -157,6 +155,7 @@ def test_the_cache_is_vllms(tokens, heads):
     assert_near(*(x[:, 448:].contiguous().view(torch.bfloat16) for x in (data, their_data)), ROTATION)
 
 
+@pytest.mark.peers
 def test_vllm_stores_no_token_without_a_slot():
     case = Input(BLOCK_SIZE, 64)
     run = theirs(case)
@@ -168,6 +167,7 @@ def test_vllm_stores_no_token_without_a_slot():
     assert torch.equal(*rows)
 
 
+@pytest.mark.peers
 def test_a_ceiling_at_the_limit_is_vllms():
     """The largest magnitudes that fill the range, and the next numbers of bfloat16 and of float32."""
     case = Output(3, 64)

@@ -52,6 +52,7 @@ for actual, expected in zip(captured, calls(), strict=True):
 """
 
 
+@pytest.mark.process
 def test_the_first_call_of_a_process_is_within_a_capture(tmp_path):
     """Every kernel is compiled and loaded while a CUDA graph is captured; nothing is found on disk."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "TRITON_CACHE_DIR": str(tmp_path)}
@@ -81,6 +82,7 @@ def test_threads_that_all_call_first():
     assert not wrong
 
 
+@pytest.mark.process
 def test_a_forked_process_computes_on_the_cpu_and_refuses_the_gpu():
     """CUDA itself does not survive a fork: torch says so, and nothing hangs."""
     q, k, cos, sin = inputs()

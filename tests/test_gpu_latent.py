@@ -9,7 +9,7 @@ from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_eff
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import ropelab
-from ropelab.bench import latent_attention, packages
+from ropelab.bench import latent_attention
 from ropelab.bench.launches import kernel_names, peak_bytes
 from ropelab.bench.peers import megatron
 from ropelab.interop import megatron as interop
@@ -73,15 +73,13 @@ def test_the_tail_in_place_is_the_tail_of_a_new_query():
         assert torch.equal(ropelab.rotate_mla_query(q.clone(), 128, **where, inplace=True), expected)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(
     ("seq_format", "cp_size", "cp_rank"), [("sbhd", 1, 0), ("thd", 1, 0), ("thd", 2, 0), ("thd", 2, 1)]
 )
 def test_the_adapter_is_megatrons(seq_format, cp_size, cp_rank):
     """Each is within ROUNDINGS unit roundoffs of the definition, relative to the norm: the two differ by twice that."""
-    try:
-        theirs = megatron.kernels()
-    except packages.NotInstalled as error:
-        pytest.skip(f"make peers: {error}")
+    theirs = megatron.kernels()
     case = latent_attention.Latent(seq_format, tokens=512)
     cu_seqlens = None if seq_format == "sbhd" else case.cu_seqlens("cuda") * cp_size
     cos, sin = (pairing.join(t, t, "split_half")[:, None, None].contiguous() for t in case.tables("cuda"))

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from ropelab.bench.packages import NotInstalled
-from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.deepspeed import patch
 from ropelab.study.documents.deepspeed import callers, peers
 from tests.deepspeed_package import deepspeed_sequence
@@ -15,11 +13,8 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture
 def files():
     """DeepSpeed's sequence layer and FPDT layer."""
-    try:
-        with deepspeed_sequence() as modules:
-            yield modules
-    except NotInstalled as missing:
-        pytest.skip(f"{missing}: run make peers")
+    with deepspeed_sequence() as modules:
+        yield modules
 
 
 def draw(case):
@@ -27,6 +22,7 @@ def draw(case):
     return t, cotangent, callers.caller_tables(case, "cuda")
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("case", callers.cases(64), ids=lambda case: case.name)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_the_patched_function_is_the_definition_for_every_caller(files, case, direction):
@@ -37,6 +33,7 @@ def test_the_patched_function_is_the_definition_for_every_caller(files, case, di
             assert callers.checked(function, case, t, cotangent, tables, direction)["status"] == "ok"
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("case", callers.cases(64), ids=lambda case: case.name)
 def test_the_patched_backward_of_fpdt_is_the_gradient(files, case):
     layer, fpdt_layer = files
@@ -51,14 +48,12 @@ def test_the_patched_backward_of_fpdt_is_the_gradient(files, case):
     assert (ours.double() - expected).norm() <= callers.rounding_bound(ours.dtype) * expected.norm()
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("version", ["0.3.0", "0.3.1", "0.3.2"])
 def test_the_gate_of_deepspeed_reaches_torchembed_on_the_gpu(files, monkeypatch, version):
     """The gate takes tables that follow axis 0. The gradient of 0.3.0 is wrong, and with the patch it is right."""
     layer, _ = files
-    try:
-        kernel = peers.torchembed(version).fused_rope_forward
-    except Unavailable as missing:
-        pytest.skip(f"{missing}: run make peers")
+    kernel = peers.torchembed(version).fused_rope_forward
     monkeypatch.setattr(layer, "_torchembed_available", True)
     monkeypatch.setattr(layer, "_torchembed_rope_forward", kernel, raising=False)
     case, *_ = callers.cases(64)

@@ -3,22 +3,18 @@
 import pytest
 import torch
 
-from ropelab.bench.unavailable import Unavailable
 from ropelab.interop import fairseq2
 from ropelab.study.documents.fairseq2 import encoders, measure, peers
 from tests.fairseq2_models import MODELS
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.peers]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("direction", measure.DIRECTIONS)
 def test_the_code_is_right_eager_and_compiled(dtype, direction):
     """Each token is within the bound of float32 angles, as in the check of the studies before they time the code."""
-    try:
-        encoders.proposed()
-    except Unavailable as missing:
-        pytest.skip(str(missing))
+    encoders.proposed()
     cell = measure.Cell(3, 300, 128, dtype)
     _, contenders = measure._compiled_for(cell)
     (call,) = measure._calls(cell, direction, sets=1)
@@ -35,10 +31,7 @@ def test_the_code_is_right_eager_and_compiled(dtype, direction):
 @pytest.mark.parametrize("name", MODELS.classes)
 def test_the_models_are_near_the_code(name, impl):
     """The CPU has the same bits; a GPU may contract a product and a sum of another expression."""
-    try:
-        code = encoders.proposed()
-    except Unavailable as missing:
-        pytest.skip(str(missing))
+    code = encoders.proposed()
     device = torch.device("cuda")
     layout = code.batch_layout((3, 300), [300, 7, 200], device=device)
     x = torch.randn(3, 300, 4, 128, device=device)
@@ -53,10 +46,7 @@ def test_the_models_are_near_the_code(name, impl):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_drop_in_encoders_are_fairseq2s(name, options, dtype):
-    try:
-        released = peers.released()
-    except Unavailable as missing:
-        pytest.skip(f"{missing} (make peers)")
+    released = peers.released()
     device = torch.device("cuda")
     theirs, ours = (getattr(m, name)(128, 512, device=device, **options) for m in (released, fairseq2))
     layout = released.BatchLayout((2, 512), [512, 300], device=device)

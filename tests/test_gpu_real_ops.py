@@ -13,21 +13,13 @@ from ropelab.bench.workloads import Workload
 from ropelab.interop import sglang as interop
 from ropelab.layout.pairing import LAYOUTS
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.peers]
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 WORK = Workload("small", 2, 33, 8, 2, 128, 128, first_position=1000)
 PACKED = replace(WORK, batch=1, seq_len=40, seq_format="thd", lengths=(7, 32, 1), first_position=0)
 CASES = (WORK, PACKED, replace(WORK, rotary_dim=64), replace(WORK, head_dim=80, rotary_dim=80, dtype=torch.float16))
 PEERS = {peer.name: peer for peer in peers.PEERS}
-
-
-def operators(module):
-    """The operators of a package, or a skip that says why there are none."""
-    try:
-        return module.operators()
-    except packages.NotInstalled as error:
-        pytest.skip(f"make peers: {error}")
 
 
 @layouts
@@ -51,16 +43,14 @@ def test_rotations_of_views_of_qkv_agree_with_the_definition(name, rotary_dim, l
 
 
 def agrees(name: str, case: Workload) -> None:
-    """The peer's results, or gradients, are those of the definition; or a skip that says why it cannot run."""
+    """The peer's results, or gradients, are those of the definition."""
     found, missing = peers.available((PEERS[name],))
     if missing:
-        pytest.skip(f"make peers: {missing[name]}")
+        raise packages.NotInstalled(missing[name])
     (peer,) = found
     buffers = case.buffers()[0]
     try:
         rotate = peer.bind(case, buffers.cos, buffers.sin)
-    except packages.NotInstalled as error:
-        pytest.skip(f"make peers: {error}")
     except NotImplementedError as error:
         pytest.skip(str(error))
     assert peers.check(peer, rotate, case, buffers).status == "ok"
@@ -69,7 +59,7 @@ def agrees(name: str, case: Workload) -> None:
 @layouts
 @pytest.mark.parametrize("module", [vllm, sglang_kernel], ids=["vllm", "sglang"])
 def test_our_adapter_takes_the_same_arguments_and_agrees(module, layout):
-    rotate = operators(module).rotary_embedding
+    rotate = module.operators().rotary_embedding
     cos, sin = ropelab.rotary_table(64, 96, device="cuda")
     cache, positions = torch.cat((cos, sin), -1).bfloat16(), torch.randint(64, (50,), device="cuda")
     q, k = (torch.randn(50, heads * 128, device="cuda", dtype=torch.bfloat16) for heads in (8, 2))
@@ -94,7 +84,7 @@ def test_norm_and_rotation_in_qkv(layout):
     for run in found.values():
         assert qk_norm.status(run, case, buffers, learned, ("forward",)) == "ok"
     if missing:
-        pytest.skip(f"make peers: {missing}")
+        raise packages.NotInstalled(str(missing))
 
 
 @pytest.mark.parametrize("kind", [NormAndCache, LatentCache])
@@ -104,14 +94,14 @@ def test_writes_to_a_paged_cache(kind, tokens):
     (call,) = paged_cache.calls(case, 1, "cuda")
     assert paged_cache.check(case, case.ours("cuda"), call) == "ok"
     assert paged_cache.check(case, case.separate("cuda"), call) == "ok"
-    assert paged_cache.check(case, case.vllm(operators(vllm), "cuda"), call) == "ok"
+    assert paged_cache.check(case, case.vllm(vllm.operators(), "cuda"), call) == "ok"
 
 
 @pytest.mark.parametrize("kind", [NormAndCache, LatentCache])
 def test_vllm_stores_no_token_without_a_slot(kind):
     case = kind(16)
     (call,) = paged_cache.calls(case, 1, "cuda")
-    run = case.vllm(operators(vllm), "cuda")
+    run = case.vllm(vllm.operators(), "cuda")
     slots = call["slots"]
     call["slots"] = slots.masked_fill(torch.arange(16, device="cuda") % 3 == 0, -1)
     before = {name: call[name].clone() for name in case.cached}
@@ -129,7 +119,7 @@ def test_latent_attention_in_training(seq_format, part):
     for function in functions.values():
         assert latent_attention.check(case, part, function) == "ok"
     if missing:
-        pytest.skip(f"make peers: {missing[latent_attention.MEGATRON]}")
+        raise packages.NotInstalled(missing[latent_attention.MEGATRON])
 
 
 @pytest.mark.parametrize("study", ["paged_cache", "latent_attention"])

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ropelab.bench import compare, packages
+from ropelab.bench import compare
 from ropelab.interop.sglang import rotary_embedding_cos_sin
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.documents.sglang import calls, contenders, kernel_contenders, kernels, measure
 from ropelab.study.documents.sglang.kernel_contenders import KERNELS
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.peers]
 
 VARIANTS = [
     *KERNELS.values(), kernel_contenders.CAST, kernel_contenders.kernel_tile_variant(2),
@@ -22,11 +22,8 @@ VARIANTS = [
 
 @pytest.fixture(autouse=True)
 def installed():
-    try:
-        for state in kernels.STATES:
-            kernels.operator(state)
-    except packages.NotInstalled as error:
-        pytest.skip(str(error))
+    for state in kernels.STATES:
+        kernels.operator(state)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

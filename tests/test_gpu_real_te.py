@@ -8,14 +8,14 @@ import torch
 
 from ropelab import PackedSequences, reference
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import launches, packages
+from ropelab.bench import launches
 from ropelab.bench.peers import te_library, te_source
 from ropelab.bench.peers import transformer_engine as te
 from ropelab.interop import transformer_engine as interop
 from ropelab.layout.pairing import LAYOUTS, join, pairs
 from ropelab.positions.packed import context_parallel_positions
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.peers]
 
 LIBRARIES = {
     "2.18": lambda: te_library.load(te_library.find("2.18.0")),
@@ -35,10 +35,7 @@ starting = pytest.mark.parametrize("with_starts", [False, True])
 
 @pytest.fixture(params=LIBRARIES)
 def library(request):
-    try:
-        return LIBRARIES[request.param]()
-    except packages.NotInstalled as missing:
-        pytest.skip(str(missing))
+    return LIBRARIES[request.param]()
 
 
 def integers(*values):
@@ -187,12 +184,7 @@ def test_rows_past_the_end(library):
 
 def test_versions_have_the_same_bits():
     """Three libraries in one process; the rotation of a token is the same code in all."""
-    found = []
-    for load in LIBRARIES.values():
-        try:
-            found.append(load())
-        except packages.NotInstalled as missing:
-            pytest.skip(str(missing))
+    found = [load() for load in LIBRARIES.values()]
     cu, t = integers(*CU), torch.randn(CU[-1], 5, 64, device="cuda")
     for layout, rows in itertools.product(LAYOUTS, (CU[-1], MANY_ROWS)):
         options = {"interleaved": layout == "interleaved", "cu_seqlens": cu, "tensor_format": "thd"}
@@ -223,10 +215,7 @@ def kernels_of(library, n_seqs, rows, tokens, cp_size=1, context=None):
 )  # fmt: skip
 def test_the_merged_condition_is_the_one_of_the_package(n_seqs, rows, tokens, cp_size):
     """2.20 launches the grid that `thd_grid` names, at either side of both thresholds."""
-    try:
-        library = LIBRARIES["2.20"]()
-    except packages.NotInstalled as missing:
-        pytest.skip(str(missing))
+    library = LIBRARIES["2.20"]()
     found = kernels_of(library, n_seqs, rows, tokens, cp_size)
     linear = interop.thd_grid(n_seqs, rows, tokens, cp_size) == "linear"
     assert len(found) == 2 and all(("linear_grid" in name) == linear for name in found), found
@@ -234,10 +223,7 @@ def test_the_merged_condition_is_the_one_of_the_package(n_seqs, rows, tokens, cp
 
 @pytest.mark.parametrize("linear", [False, True])
 def test_the_variable_forces_a_grid_of_the_first_version(linear):
-    try:
-        library = te_source.library()
-    except packages.NotInstalled as missing:
-        pytest.skip(str(missing))
+    library = te_source.library()
     for n_seqs in (1, 100):
         found = kernels_of(library, n_seqs, 1024, 1024, context=partial(te_source.forced, linear))
         assert len(found) == 2 and all(("thd_token" in name) == linear for name in found), found

@@ -139,6 +139,7 @@ def test_imports_become_relative_and_keep_their_meaning():
     assert hub.forbidden_imports("if TYPE_CHECKING:\n    import numpy\nfrom . import a\nimport torch.nn\n") == []
 
 
+@pytest.mark.process
 def test_it_computes_without_ropelab(folder):
     """Both variants at once in one process: full, partial, one tensor and adjacent pairs, with gradients."""
     run(
@@ -198,6 +199,7 @@ assert len(prefixes) == 2 and all(hasattr(getattr(torch.ops, prefix[:-2]), "rota
     )
 
 
+@pytest.mark.process
 @needs_kernels
 def test_kernels_accepts_it(folder):
     """The package kernels parses, checks and loads it, and finds every file as the digest says."""
@@ -221,6 +223,7 @@ assert module.__name__ == Metadata.read_from_file(Path(module.__file__).parent /
     )
 
 
+@pytest.mark.process
 @needs_kernels
 @needs_transformers
 def test_a_model_takes_the_layer(folder):
@@ -247,6 +250,7 @@ for found in (step(model), step(torch.compile(model, backend="aot_eager", fullgr
     )
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @needs_kernels

@@ -8,7 +8,6 @@ import torch
 from ropelab import conformance, reference, rotary_table
 from ropelab.angles.frequencies import yarn
 from ropelab.angles.tables import frequency_tables
-from ropelab.bench.packages import NotInstalled
 from ropelab.interop.fairseq2 import LAYOUTS, BatchLayout, DualRotaryEncoder, KernelRotaryEncoder, YaRNRotaryEncoder
 from ropelab.study.documents.fairseq2 import evidence, peers
 from tests.fairseq2_models import MODELS, ReferenceRotaryEncoder, RotaryEncoder
@@ -272,18 +271,17 @@ def test_compiled_once_for_all_lengths(encoder_class, impl):
 @pytest.fixture
 def released():
     """fairseq2 as released."""
-    try:
-        return peers.released()
-    except NotInstalled as missing:
-        pytest.skip(f"{missing} (make peers)")
+    return peers.released()
 
 
+@pytest.mark.peers
 def test_the_released_encoders_have_the_bits_of_the_models(released):
     rows = evidence.kept(MODELS, released)
     assert rows.equal.all(), rows[~rows.equal]
     assert "fairseq2 0." in rows.attrs["source"]
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(
     ("shape", "lengths", "packed"),
     [((2, 4), None, False), ((2, 4), [4, 1], False), ((6,), [2, 3], True), ((6,), [2, 4], True), ((6,), None, True)],
@@ -320,6 +318,7 @@ CALLS = {
 }
 
 
+@pytest.mark.peers
 @others
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -354,6 +353,7 @@ def test_other_angles_are_fairseq2s(case, call, dtype, released):
         assert not y[~token].any()
 
 
+@pytest.mark.peers
 def test_fairseq2_rotates_padding_while_decoding(released):
     """Padding turns by the position before the call's first token, because its row lies ``step_nr`` rows further on."""
     bag = released.IncrementalStateBag(64)

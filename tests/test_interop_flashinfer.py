@@ -199,11 +199,8 @@ def real():
     """The function of FlashInfer 0.7.2, with its kernel compiled."""
     from ropelab.bench.peers import flashinfer
 
-    try:
-        version, _ = packages.locate(flashinfer.PACKAGE, "0.7.2.post1")
-        return flashinfer.function(version, flashinfer.APPEND)
-    except packages.NotInstalled as error:
-        pytest.skip(f"make peers: {error}")
+    version, _ = packages.locate(flashinfer.PACKAGE, "0.7.2.post1")
+    return flashinfer.function(version, flashinfer.APPEND)
 
 
 REAL = {
@@ -214,6 +211,7 @@ REAL = {
 }
 
 
+@pytest.mark.peers
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", REAL)
 @pytest.mark.parametrize("is_neox", [True, False])

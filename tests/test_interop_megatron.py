@@ -8,7 +8,6 @@ from unittest import mock
 import pytest
 import torch
 
-from ropelab.bench import packages
 from ropelab.bench.peers import megatron as peer
 from ropelab.interop import megatron
 from ropelab.kernels import INTERPRETED
@@ -18,19 +17,13 @@ from ropelab.layout.pairing import join
 @pytest.fixture(scope="module")
 def utils():
     """Megatron-LM's rotation in torch operations."""
-    try:
-        return peer.rope_utils()
-    except packages.NotInstalled as error:
-        pytest.skip(f"make peers: {error}")
+    return peer.rope_utils()
 
 
 @pytest.fixture(scope="module")
 def kernels():
     """Megatron-LM's Triton kernels, interpreted, without tuning."""
-    try:
-        module = peer.kernels()
-    except packages.NotInstalled as error:
-        pytest.skip(f"make peers: {error}")
+    module = peer.kernels()
     if not INTERPRETED:
         pytest.skip("needs Triton's interpreter; test_gpu_latent compares on a GPU")
     for name in ("rotary_fwd_q_kernel", "rotary_bwd_q_kernel", "rotary_fwd_kv_kernel", "rotary_bwd_kv_kernel"):
@@ -62,6 +55,7 @@ def agree(ours, theirs, *leaves):
     torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("mscale", [1.0, 1.3])
 @pytest.mark.parametrize("kind", ["halves", "interleaved", "mla", "mrope", "partial"])
 def test_dense_tokens(kind, mscale, utils):
@@ -77,6 +71,7 @@ def test_dense_tokens(kind, mscale, utils):
         assert torch.equal(fused, ours)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(("cp_size", "cp_rank"), [(1, 0), (2, 0), (2, 1)])
 @pytest.mark.parametrize("rows", ["of the longest sequence", "of every token"])
 @pytest.mark.parametrize("mla", [False, True])
@@ -116,6 +111,7 @@ def test_the_inverse_and_adjacent_results_of_the_main_branch():
 # ------------------------------------------------------------------------------------------ multi-head latent attention
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(("cp_size", "cp_rank"), [(None, 0), (1, 0), (2, 1)])
 def test_the_functions_for_latent_attention(cp_size, cp_rank, kernels):
     """The functions agree with Megatron-LM's own kernels: dense, packed, and on one rank of two."""
@@ -213,6 +209,7 @@ def package(monkeypatch, utils):
         yield caller
 
 
+@pytest.mark.peers
 def test_the_patch_reaches_every_module_and_goes_away(package, utils):
     originals = utils.apply_rotary_pos_emb, package.fused_apply_mla_rope_for_q
     t, freqs = torch.randn(5, 2, 3, 8, dtype=torch.float64), angles(5, 8)
@@ -231,6 +228,7 @@ def test_the_patch_reaches_every_module_and_goes_away(package, utils):
     assert utils.fused_apply_rotary_pos_emb is None
 
 
+@pytest.mark.peers
 def test_a_function_with_other_arguments_is_left_alone(package, utils, monkeypatch):
     monkeypatch.setattr(utils, "apply_rotary_pos_emb", lambda t, freqs, something_new: t)
     with pytest.raises(ValueError, match=r"rope_utils\.apply_rotary_pos_emb: expected arguments among"):

@@ -160,15 +160,13 @@ def test_errors_name_the_arguments_of_vllm(change, match):
 
 def operator(name: str):
     """The operator of vLLM 0.33.0, out of the library of its wheel."""
+    _, directory = packages.locate("vllm", "0.33.0")
     try:
-        _, directory = packages.locate("vllm", "0.33.0")
         torch.ops.load_library(directory / LIBRARY)
-    except (packages.NotInstalled, OSError, RuntimeError) as error:
-        pytest.skip(f"make peers: vLLM 0.33.0 cannot be loaded here: {error}")
-    for namespace in (torch.ops._C, torch.ops._C_cache_ops):
-        if hasattr(namespace, name):
-            return getattr(namespace, name)
-    pytest.skip(f"make peers: vLLM 0.33.0 has no operator {name}")
+    except OSError as error:
+        raise packages.NotInstalled(f"vLLM 0.33.0 cannot be loaded here: {error}") from error
+    (found,) = (getattr(library, name) for library in (torch.ops._C, torch.ops._C_cache_ops) if hasattr(library, name))
+    return found
 
 
 def assert_close(actual, expected, roundings):
@@ -179,6 +177,7 @@ def assert_close(actual, expected, roundings):
     assert ((actual - expected).abs() <= limit).all(), ((actual - expected).abs() / limit).max()
 
 
+@pytest.mark.peers
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["auto", "fp8"])
 @pytest.mark.parametrize("tokens", [1, 300])
@@ -203,6 +202,7 @@ def test_the_real_operator_with_a_norm(kind, tokens):
     assert (found.flatten(0, 1)[other].float() == POISON).all()
 
 
+@pytest.mark.peers
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["auto", "fp8"])
 @pytest.mark.parametrize("is_neox", [False, True])

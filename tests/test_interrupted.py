@@ -66,6 +66,7 @@ def started(folder, build):
     return program, psutil.Process(program.pid).children(recursive=True)
 
 
+@pytest.mark.process
 def test_one_interruption_ends_every_process_and_the_next_run_keeps_what_has_ended(folder):
     build = folder / "build"
     program, descendants = started(folder, build)
@@ -84,6 +85,7 @@ def test_one_interruption_ends_every_process_and_the_next_run_keeps_what_has_end
     assert (folder / "ran").read_text() == "x"
 
 
+@pytest.mark.process
 def test_nothing_outlives_a_run_that_was_killed(folder):
     program, descendants = started(folder, folder / "build")
     programs = [

@@ -333,6 +333,7 @@ def browse(folder, name, query="", script=""):
     return BeautifulSoup(done.stdout, "html.parser")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(BROWSER is None, reason="needs a Chromium")
 @pytest.mark.parametrize("name", data.DATA)
 def test_a_turned_knob_changes_the_figure_and_the_address(name, tmp_path):

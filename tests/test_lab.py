@@ -12,6 +12,8 @@ from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 pytest.importorskip("jupyterlab")
 pytest.importorskip("papermill")
 

@@ -229,12 +229,14 @@ def in_a_process_of_its_own(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, cwd=root)
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_random_sequences_of_calls_on_a_gpu():
     done = in_a_process_of_its_own("1", "100")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_a_key_that_mixes_the_alignments_faults_on_a_gpu():
     done = in_a_process_of_its_own("1", "100", "mixed")

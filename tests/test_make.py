@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 GENERATED, COMMITTED = ("build/report", ".venv/bin"), ("data/measurements", "ropelab/study", "kernels", "tests", "my")
 
-pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(shutil.which("make") is None, reason="needs make")]
 
 
 @pytest.fixture

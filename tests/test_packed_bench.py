@@ -358,14 +358,12 @@ def test_liger_is_not_called_where_it_would_write_beside_the_tensor():
     liger.require_rows(torch.zeros(2, 8, 4, 16).permute(1, 2, 0, 3))  # sbhd with two tokens is copied
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter, which checks the addresses of a launch")
 def test_liger_itself_writes_beside_the_tensor():
     """The package's kernel, run: with one token in each of 8 sequences, bshd is right and sbhd leaves the tensors."""
-    try:
-        version, _ = packages.locate("liger-kernel")
-        kernel = packages.load_file("liger-kernel", version, "liger_kernel/ops/rope.py").LigerRopeFunction
-    except packages.NotInstalled as missing:
-        pytest.skip(f"make peers: {missing}")
+    version, _ = packages.locate("liger-kernel")
+    kernel = packages.load_file("liger-kernel", version, "liger_kernel/ops/rope.py").LigerRopeFunction
     cos, sin = torch.ones(1, 1, 16), torch.zeros(1, 1, 16)
     kernel.apply(*(torch.zeros(8, 1, heads, 16).transpose(1, 2) for heads in (4, 2)), cos, sin)
     with pytest.raises(Exception, match="expected addresses within the tensors of the launch"):

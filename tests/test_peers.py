@@ -270,6 +270,7 @@ def no_network(monkeypatch):
     monkeypatch.setattr(fetch_peers, "RAW_FILES", f"http://127.0.0.1:{closed_port()}")
 
 
+@pytest.mark.process
 @needs_pip
 def test_without_a_network_there_is_one_line_and_no_second_try(index, peers, monkeypatch, capsys):
     no_network(monkeypatch)
@@ -286,6 +287,7 @@ def test_without_a_network_there_is_one_line_and_no_second_try(index, peers, mon
     assert len(started) == 1 and contents(peers) == set()
 
 
+@pytest.mark.process
 @needs_pip
 def test_the_command_succeeds_without_a_network(index, tmp_path, monkeypatch):
     """The file runs by its path, outside of the package, and imports the standard library alone."""
@@ -342,6 +344,7 @@ def test_without_pip_the_line_says_so_and_files_still_come(repository, peers, mo
     assert not commit.missing(peers)
 
 
+@pytest.mark.process
 @needs_pip
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_interrupted_run_goes_on_with_what_is_missing(killed, index, peers, monkeypatch):
@@ -405,14 +408,11 @@ def test_every_entry_is_pinned():
             assert entry.large == (entry.bytes > 80e6)
 
 
-def at_hand(entry):
-    if entry.missing(packages.PEERS):
-        pytest.skip(f"{entry} is not there (make peers)")
-
-
+@pytest.mark.peers
 @pytest.mark.parametrize("entry", LIST, ids=str)
 def test_what_was_fetched_has_the_files_that_are_loaded(entry):
-    at_hand(entry)
+    if entry.missing(packages.PEERS):
+        raise packages.NotInstalled(f"{entry} is not there")
     if isinstance(entry, Commit):
         for path, expected in entry.sha256.items():
             assert packages.sha256(packages.file_at(entry.repository, entry.commit, path)) == expected, path

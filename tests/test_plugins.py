@@ -227,16 +227,19 @@ def needs(name: str):
     return pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs the package {name}")
 
 
+@pytest.mark.process
 @needs("sglang")
 def test_sglang_calls_the_kernel():
     assert "sglang" in run(AGREE + SGLANG)
 
 
+@pytest.mark.process
 @needs("torchtitan")
 def test_torchtitan_builds_the_modules_over_the_kernel():
     assert "torchtitan" in run(AGREE + TORCHTITAN)
 
 
+@pytest.mark.process
 @needs("torchtitan")
 def test_torchtitans_latent_attention_runs_over_the_kernels():
     assert "torchtitan" in run(AGREE + TORCHTITAN_MLA)

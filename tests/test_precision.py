@@ -68,6 +68,7 @@ with Calls():
 """
 
 
+@pytest.mark.process
 def test_the_first_call_of_cos_and_sin_is_made_on_one_thread():
     """Else MKL may run code of low accuracy once (pytorch#188792); an import calls each function with one element."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -364,6 +365,7 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
+@pytest.mark.process
 def test_the_machine_code_multiplies_cut_off_by_an_inverse_turn():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(ROOT)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from ropelab.bench import packages, projection, records, timing
+from ropelab.bench import projection, records, timing
 from ropelab.bench.peers import quack
 from ropelab.bench.projection import Projection, Tensors
 from ropelab.bench.projection_law import Machine, Product, widest_that_pays
@@ -95,12 +95,10 @@ def test_every_contender_that_runs_is_right(block):
         assert alone or tensors.check(run) == "ok", name
 
 
+@pytest.mark.peers
 @pytest.mark.gpu
 def test_quack_is_at_hand_or_says_what_it_needs():
-    try:
-        run = quack.product()
-    except packages.NotInstalled as missing:
-        pytest.skip(f"make peers: {missing}")
+    run = quack.product()
     x, weight = (torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     torch.testing.assert_close(run(x, weight), x @ weight.T)
 

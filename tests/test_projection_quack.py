@@ -150,14 +150,12 @@ def test_only_a_release_that_is_known_is_used(monkeypatch, installed):
         projection_quack._epilogues.cache_clear()
 
 
+@pytest.mark.peers
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [128, 2048, 4097])
 def test_quack_on_a_gpu(tokens):
     """quack's kernel, through `qkv_rope`, is within the roundings of the definition in float64."""
-    try:
-        peers.quack.module(packages.locate(peers.quack.PACKAGE)[0], "quack.epilogue.rotary")
-    except packages.NotInstalled as error:
-        pytest.skip(f"make peers: {error}")
+    peers.quack.module(packages.locate(peers.quack.PACKAGE)[0], "quack.epilogue.rotary")
     projection_quack._epilogues.cache_clear()
     tensors = Tensors(Projection(tokens, 1024, 4, 2), "cuda")
     functions, status = contenders(tensors)

@@ -49,6 +49,7 @@ def step(name, **inputs):
     return done, summary.read_text() if summary.exists() else ""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("function, code, said", [("rotate", 0, "keeps all"), ("wrong", 1, "takes position + 1")])
 def test_the_action_holds_a_function_to_the_laws(project, function, code, said):
     options = "--law definition --law identity"
@@ -58,6 +59,7 @@ def test_the_action_holds_a_function_to_the_laws(project, function, code, said):
     assert said in summary and "my_rope" in done.stdout
 
 
+@pytest.mark.process
 def test_the_action_holds_a_target_to_a_configuration(project):
     (project / "config.json").write_text('{"head_dim": 16, "rope_theta": 10000.0, "max_position_embeddings": 64}')
     done, _ = step("Verify", python=sys.executable, target="my_rope:wrong", config="config.json")
@@ -70,6 +72,7 @@ def test_the_action_installs_the_checkout():
     assert install["run"] == '"$ROPELAB_PYTHON" -m pip install --quiet "$GITHUB_ACTION_PATH[cli]"'
 
 
+@pytest.mark.process
 def test_the_hook_of_pre_commit(project):
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     command = [sys.executable if part == "python" else part for part in hook["entry"].split()]
@@ -79,6 +82,7 @@ def test_the_hook_of_pre_commit(project):
     assert not hook["pass_filenames"]
 
 
+@pytest.mark.process
 def test_the_plugin_of_pytest(project, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # an installed ropelab would load the plugin once more
     (project / "pytest.ini").write_text("[pytest]\nropelab =\n    my_rope:wrong plain layout=split_half\n")

@@ -273,6 +273,7 @@ def code_blocks(language: str) -> list[tuple[Path, int, str]]:
     return found
 
 
+@pytest.mark.process
 def test_python_runs_from_top_to_bottom(tmp_path):
     """In one process, as somebody who types the blocks in; without a GPU on the CPU."""
     pytest.importorskip("transformers")

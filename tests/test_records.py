@@ -233,6 +233,7 @@ def test_an_interruption_while_writing_is_noticed(written, tmp_path, monkeypatch
     assert records.load("dense", tmp_path).frame.median_us.tolist() == [2.0]
 
 
+@pytest.mark.process
 def test_the_first_record_of_a_run_makes_no_later_record_dirty(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "ROOT", tmp_path)
     about = [tmp_path / name for name in ("data/measurements/a-gpu/dense.csv", "data/SHA256SUMS", "data/sources.toml")]

@@ -316,6 +316,7 @@ def test_names_have_their_docstrings():
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(BROWSER is None, reason="needs a Chromium")
 def test_a_browser_filters_claims_and_finds_words(study, tmp_path):
     page = study[0] / "build" / "report" / "ledger.html"

@@ -147,6 +147,7 @@ def run(*arguments: str) -> dict:
     return json.loads(process.stdout.splitlines()[-1])
 
 
+@pytest.mark.process
 @needs_vllm
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_of_vllm_computes_the_same_in_one_pass(model):
@@ -161,6 +162,7 @@ def test_a_model_of_vllm_computes_the_same_in_one_pass(model):
     assert found["fallen"] == [True, True] and found["fallen_apart"] == found["fallen_caches_apart"] == 0
 
 
+@pytest.mark.process
 @needs_vllm
 @pytest.mark.parametrize("model", ["qwen3", "llama"])
 def test_a_cache_in_8_bit_floats_has_the_nearest_numbers(model):
@@ -171,12 +173,14 @@ def test_a_cache_in_8_bit_floats_has_the_nearest_numbers(model):
     assert torch.equal(in_8_bits, in_float32.to(torch.float8_e4m3fn).float()) and in_8_bits.any()
 
 
+@pytest.mark.process
 @needs_vllm
 def test_a_cache_that_the_pass_does_not_write_leaves_the_layers_as_they_are():
     found = run("qwen3", "fp8_e5m2")
     assert found["outcomes"] == {"its cache is in fp8_e5m2": 2} and found["broken"] == found["fallen"] == []
 
 
+@pytest.mark.process
 @needs_vllm
 def test_the_environment_switches_the_plugin_off():
     code = """

@@ -12,7 +12,6 @@ import pytest
 
 from ropelab.bench import packages, records
 from ropelab.bench.peers import te_source
-from ropelab.bench.unavailable import Unavailable
 from ropelab.study.documents.deepspeed import peers
 from ropelab.study.documents.sglang import kernels
 from ropelab.study.site.summary import COLUMNS
@@ -114,6 +113,7 @@ def test_the_fractions_of_a_copy_are_those_of_the_record():
             assert len(fractions) == 32 and cell == f"{fractions.median():.2f}"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.stem)
 def test_a_reproduction_says_what_the_report_says(path):
     """Versions other than those of a report may answer in another way; a program that has no version has one answer."""
@@ -129,29 +129,25 @@ def test_a_reproduction_says_what_the_report_says(path):
         assert all(block == lines[-len(block):] for block in same_version), said  # fmt: skip
 
 
+@pytest.mark.peers
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_reproduction_with_a_published_file_says_what_the_report_says(name):
-    try:
-        file = packages.file_at(*PUBLISHED[name])
-    except Unavailable as missing:
-        pytest.skip(f"not run: {missing}")
-    said = run(Path(sys.executable), UPSTREAM / f"{name}.py", file).splitlines()
+    said = run(Path(sys.executable), UPSTREAM / f"{name}.py", packages.file_at(*PUBLISHED[name])).splitlines()
     assert [said] == blocks(UPSTREAM / f"{name}.md")
 
 
+@pytest.mark.peers
 def test_the_reproduction_of_the_gate_of_deepspeed(capsys):
     shown = blocks(UPSTREAM / "deepspeed_8052.md")[0]
     path = UPSTREAM / "deepspeed_8052.py"
-    try:
-        kernel = peers.interpreted_kernel("0.3.2")
-        with deepspeed_sequence() as (layer, _):
-            runpy.run_path(str(path))
-            without = capsys.readouterr().out.splitlines()
-            layer._torchembed_available, layer._torchembed_rope_forward = True, kernel
-            layer.get_accelerator().on_accelerator = lambda t: True
-            runpy.run_path(str(path))
-    except Unavailable as missing:
-        pytest.skip(f"not run: {missing} (make peers)")
+    kernel = peers.interpreted_kernel("0.3.2")
+    with deepspeed_sequence() as (layer, _):
+        runpy.run_path(str(path))
+        without = capsys.readouterr().out.splitlines()
+        layer._torchembed_available, layer._torchembed_rope_forward = True, kernel
+        layer.get_accelerator().on_accelerator = lambda t: True
+        runpy.run_path(str(path))
     assert capsys.readouterr().out.splitlines() == shown
     assert [line.split(": ")[1] for line in without] == ["equal", "equal", "equal", "both raise"]

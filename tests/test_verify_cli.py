@@ -378,6 +378,7 @@ def test_exit_code_2_where_the_process_cannot_begin(folder, arguments, message):
     assert report["verdict"] == "not judged" and report["stopped"] and not report["results"]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_an_unwritable_stdout_is_no_verdict(folder):
     code = (
@@ -411,6 +412,7 @@ def test_streams_as_destinations(folder, capfd):
         assert capfd.readouterr().out == path
 
 
+@pytest.mark.process
 def test_a_stdout_without_a_reader_is_no_verdict(folder):
     for arguments in (("verify", "somebodys:not_here", "--convention", "plain"), ("laws",), ("--help",)):
         read, write = os.pipe()
@@ -495,6 +497,7 @@ def command(*arguments, **options):
     )
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, which lists the processes of a process")
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -9)]
@@ -545,6 +548,7 @@ def test_the_laws_are_listed():
     assert result.exit_code == 0 and "relative_position" in result.output
 
 
+@pytest.mark.process
 def test_as_a_module_within_a_minute():
     started = time.monotonic()
     command = [sys.executable, "-m", "ropelab", "verify", "ropelab:apply_rope", "--convention", "ropelab"]

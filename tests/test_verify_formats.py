@@ -109,6 +109,7 @@ def test_the_schema_of_models():
     assert not check.is_valid(found | {"verdict": "perhaps"})
 
 
+@pytest.mark.process
 def test_the_command_writes_both_formats(tmp_path):
     (tmp_path / "somebodys.py").write_text(WRONG)
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
@@ -167,6 +168,7 @@ def test_markdown_keeps_tables_whole():
     assert len(re.findall(r"(?<!\\)\|", row)) == 7 and "<" not in row
 
 
+@pytest.mark.process
 def test_the_examples_of_the_page_run_in_a_project(tmp_path):
     page = (ROOT / "ropelab" / "study" / "site" / "guide" / "verify.md").read_text()
     example = re.search(r"```python\n(import my_rope.*?)```", page, re.S).group(1)

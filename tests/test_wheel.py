@@ -19,9 +19,12 @@ import torch
 import ropelab
 from tests.environments import ROOT, environment, run
 
-pytestmark = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("pip", "setuptools")), reason="needs pip and setuptools"
-)
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        any(find_spec(name) is None for name in ("pip", "setuptools")), reason="needs pip and setuptools"
+    ),
+]
 
 PIP = ("-m", "pip", "--disable-pip-version-check")
 BUILD = (*PIP, "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")

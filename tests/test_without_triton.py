@@ -6,6 +6,8 @@ import pytest
 
 from tests.environments import ROOT, environment, run
 
+pytestmark = pytest.mark.process
+
 USE = {
     "apply_rope": """
 q, k = torch.randn(2, 5, 4, 16, requires_grad=True), torch.randn(2, 5, 2, 16)

@@ -52,6 +52,7 @@ def test_there_are_workflows_for_tests_checks_docs_and_release():
     assert WORKFLOWS.keys() == {"tests.yml", "checks.yml", "docs.yml", "release.yml"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("run", RUNS)
 def test_a_step_is_bash_whose_commands_exist(run):
     assert subprocess.run(["bash", "-n", "-c", run], capture_output=True, text=True).stderr == ""
@@ -90,6 +91,7 @@ def check_module(module: str, *words: str) -> None:
         assert len(files) > 5 and all((ROOT / file).is_file() for file in files)
 
 
+@pytest.mark.process
 def test_quick_steps_run():
     """The steps that are neither slow nor about the machine of a runner; they come with the tests of what they do."""
     quick = {
@@ -102,12 +104,14 @@ def test_quick_steps_run():
     assert "right: all 2 laws that apply hold" in " ".join(quick["Verify"].stdout.split())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("tag, code", [(f"v{ropelab.__version__}", 0), ("v9.9.9", 1), (ropelab.__version__ + "0", 1)])
 def test_a_release_is_refused_unless_the_tag_is_the_version(tag, code):
     done = bash(step("release.yml", "The tag is the version, and the changelog has it"), GITHUB_REF_NAME=tag)
     assert done.returncode == code, done
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("zizmor") is None, reason="needs zizmor, of the dependency group release")
 def test_the_audit_of_workflows_finds_nothing():
     done = bash(step("checks.yml", "Workflows"))
