@@ -835,11 +835,25 @@ def copied(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
 
 
-def sharing(arguments: dict[str, Any], written: str, other: str) -> dict[str, Any]:
-    """The arguments, with the tensor ``other`` in the memory of the tensor ``written``, where both begin."""
+QUARTERS = range(-3, 4)
+"""Where `sharing` lets a tensor begin, in quarters of the bytes of the one that begins first."""
+
+
+def sharing(arguments: dict[str, Any], written: str, other: str, quarters: int) -> dict[str, Any]:
+    """The arguments, with the tensor ``other`` in the memory of the tensor ``written``.
+
+    Args:
+        quarters: where ``other`` begins, in quarters of the bytes of ``written``; below 0, where ``written`` begins, in
+            quarters of the bytes of ``other``.
+    """
     x, y = arguments[written], arguments[other]
-    memory = torch.zeros(max(x.nbytes, y.nbytes) // 8 * 8 + 8, dtype=torch.uint8)
-    first, second = (memory[: t.nbytes].view(t.dtype).view(t.shape) for t in (x, y))
+    apart = abs(quarters) * (x if quarters > 0 else y).nbytes // 4
+    apart -= apart % max(x.itemsize, y.itemsize)
+    memory = torch.zeros((apart + x.nbytes + y.nbytes) // 8 * 8 + 8, dtype=torch.uint8)
+    starts = (0, apart) if quarters > 0 else (apart, 0)
+    first, second = (
+        memory[start : start + t.nbytes].view(t.dtype).view(t.shape) for start, t in zip(starts, (x, y), strict=True)
+    )
     first.copy_(x)
     second.copy_(y)
     return arguments | {written: first, other: second}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from tests.hostile_calls import OPERATORS, TARGETS, calls, copied, equal, names, operands, run, sharing
+from tests.hostile_calls import OPERATORS, QUARTERS, TARGETS, calls, copied, equal, names, operands, run, sharing
 
 CALLS = [*calls()]
 VALID = [name for name in TARGETS if name != "huggingface.patch"]  # whose valid model is in test_interop_huggingface
@@ -95,20 +95,18 @@ def test_inputs_in_the_memory_of_outputs_are_refused_or_right(device, name, wher
     if device == "cuda":
         pytest.skip("memory is shared in the same way on the CPU")
     assert equal(*(floats(outcome(name, copied(operands(name, where=where) | tensors))) for _ in range(2)))
-    for written in OPERATORS[name].written:
-        for other in tensors:
-            if other == written:
-                continue
-            arguments = sharing(operands(name, where=where) | copied(tensors), written, other)
-            before = copied(arguments)
-            try:
-                found = outcome(name, arguments)
-            except ValueError as error:
-                assert re.match(rf"({'|'.join(arguments)}): expected ", str(error)), error
-                assert "memory disjoint" in str(error), error
-                assert equal(*(floats(x.values()) for x in map(only_tensors, (arguments, before)))), (written, other)
-            else:
-                assert equal(floats(found), floats(outcome(name, before))), (written, other)
+    pairs = [(written, other) for written in OPERATORS[name].written for other in tensors if other != written]
+    for written, other, quarters in ((*pair, quarters) for pair in pairs for quarters in QUARTERS):
+        arguments = sharing(operands(name, where=where) | copied(tensors), written, other, quarters)
+        before = copied(arguments)
+        try:
+            found = outcome(name, arguments)
+        except ValueError as error:
+            assert re.match(rf"({'|'.join(arguments)}): expected ", str(error)), error
+            assert "memory disjoint" in str(error), error
+            assert equal(*(floats(x.values()) for x in map(only_tensors, (arguments, before)))), (written, other)
+        else:
+            assert equal(floats(found), floats(outcome(name, before))), (written, other, quarters)
 
 
 def only_tensors(arguments):

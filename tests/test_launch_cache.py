@@ -53,17 +53,16 @@ class Calls:
         return SimpleNamespace(
             norm=norm, dtype=r.choice(DTYPES), index_dtype=r.choice([torch.int32, torch.int64]), head_dim=head_dim,
             table_width=table_width, seq_format=r.choice(["bshd", "sbhd", "bhsd", "thd"]), seq_len=r.choice([1, 3]),
-            where=r.choice(["rows", "positions", "offsets"]), options=options, gap=r.choice([0, 0, 16]),
+            where=r.choice(["rows", "positions", "offsets"]), options=options,
         )  # fmt: skip
 
     def draw(self) -> SimpleNamespace:
-        """A call: tensors (freshly placed) and options."""
-        shape = self.random.choice(self.shapes)
+        """A call: tensors (freshly placed) and options. Calls of one shape differ in strides."""
+        shape, gap = self.random.choice(self.shapes), self.random.choice([0, 0, 16])
         self.unaligned = self.random.choice([0, 0, 0.2, 0.5])
         sizes = {"b": 2, "s": shape.seq_len, "t": shape.seq_len, "d": shape.head_dim}
         tensors = [
-            self._numbers([sizes.get(axis, heads) for axis in shape.seq_format], shape.dtype, shape.gap)
-            for heads in (2, 1)
+            self._numbers([sizes.get(axis, heads) for axis in shape.seq_format], shape.dtype, gap) for heads in (2, 1)
         ]
         tables = [self._numbers([9, shape.table_width], torch.float32) for _ in range(2)]
         options = {"seq_format": shape.seq_format, **shape.options}
@@ -161,6 +160,11 @@ def one_alignment_for_all(addresses):
     for address in addresses:
         together |= address
     return (together % 16 == 0,)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU the test runs in a process of its own")
+def test_random_sequences_of_calls(monkeypatch):
+    check_sequences(monkeypatch, "cpu", seed=1, count=20)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; on a GPU another test compares the bits")

@@ -355,7 +355,8 @@ def test_inference_mode(device, inplace):
 
 def normed(x, weight, positions):
     """The RMS norm of heads without an eps; tokens without a position count as ones."""
-    x = torch.where((positions == ropelab.NO_POSITION)[:, None, None], 1.0, x)
+    nowhere = torch.atleast_2d(positions == ropelab.NO_POSITION).all(0)
+    x = torch.where(nowhere[:, None, None], 1.0, x)
     return x / x.square().mean(-1, keepdim=True).sqrt() * weight
 
 
@@ -398,12 +399,18 @@ DIFFERENTIABLE = {
     ),
 }
 """A function of its tensors and its tables, and the same function in torch operations in float64."""
+WITH_AXES = "apply_rope", "apply_qk_norm_rope", "qkv_rope"
 
 
 @pytest.mark.parametrize("transform", ["jacrev", "jacfwd", "hessian"])
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_derivatives_are_those_of_the_definition(device, name, transform):
-    """Also with respect to some of the arguments, and for a token without a position whose head holds zeros."""
+@pytest.mark.parametrize(
+    ("name", "axes"), [*((name, None) for name in DIFFERENTIABLE), *((name, (0, 1)) for name in WITH_AXES)]
+)
+def test_derivatives_are_those_of_the_definition(device, name, axes, transform):
+    """Also with respect to some of the arguments, and for a token without a position whose head holds zeros.
+
+    With axes, another token has a position along one of the axes alone.
+    """
 
     def draw(*shape):
         return torch.randn(shape, dtype=torch.float64, device=device)
@@ -420,6 +427,12 @@ def test_derivatives_are_those_of_the_definition(device, name, transform):
     if name == "assemble_mla":
         tables = {"cos": draw(9, 4), "sin": draw(9, 4)}
     positions = torch.tensor([-3, ropelab.NO_POSITION], device=device)
+    options = {"seq_format": "thd", "positions": positions}
+    if axes is not None:
+        options |= {
+            "positions": torch.stack((positions, torch.full_like(positions, ropelab.NO_POSITION))),
+            "axes": axes,
+        }
     xs[0][1] = 0
 
     def derivative(f, arguments):
@@ -427,7 +440,7 @@ def test_derivatives_are_those_of_the_definition(device, name, transform):
             whole = list(xs)
             for i, x in zip(arguments, some, strict=True):
                 whole[i] = x
-            ys = f(*whole, **tables, seq_format="thd", positions=positions)
+            ys = f(*whole, **tables, **options)
             return sum((y**3).sum() for y in ys) if transform == "hessian" else ys
 
         numbers = tuple(range(len(arguments)))
