@@ -112,7 +112,7 @@ def test_it_is_everywhere(fifth, tmp_path):
     assert rows.outcome.to_dict() == {"MU-01": Outcome.FAILS, "MU-02": Outcome.UNTOLD}
     assert "a machine that counts bytes" in rows.needs["MU-02"]
     assert said(figures.draw("made_up", measurements)) == "slow against fast"
-    block = summary.claims(ledger.by_gpu(measurements))
+    block = summary.claims(ledger.ledger(records=measurements))
     assert "| Made up#1 |" in block and "| MU-01 | The fast one is always faster. | does not hold |" in block
     page = tmp_path / "report" / "index.html"
     report.write(page, [], where=measurements)

@@ -5,7 +5,6 @@ import re
 import shlex
 import sys
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,7 +16,6 @@ import typer
 import ropelab
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import records, rows
-from ropelab.bench.staleness import module_hashes
 from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS
 from ropelab.conformance.cache.faults import CACHE_FAULTS
 from ropelab.conformance.faults import FAULTS
@@ -85,16 +83,15 @@ def test_the_first_line_has_what_the_package_declares():
 
 
 def test_a_table_has_the_times_of_the_records():
-    frames = {
-        study: [records.load(study, gpu=gpu).frame for gpu in records.gpus()] for study in ("paged_cache", "projection")
-    }
+    frames = {study: summary.record(study).frame for study in ("paged_cache", "projection")}
     cells = [line.split("|")[1:-1] for line in summary.README.read_text().splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line] for line in cells]
 
     def expected(study: str, spec: str, column: str, **where) -> str:
+        frame = frames[study]
         for name, value in where.items():
-            frames[study] = [frame[frame[name] == value] for frame in frames[study]]
-        return " / ".join(format(frame[column].item(), spec) for frame in frames[study])
+            frame = frame[frame[name] == value]
+        return format(frame[column].item(), spec)
 
     (row,) = (line for line in cells if line[:4] == ["rotation, cache", "4,096", "32 + 16 x 128", "float8_e4m3fn"])
     assert row[5] == "" and row[6] == expected(
@@ -317,16 +314,3 @@ def test_the_command_line_has_what_is_named():
     options = {name for command in commands.values() for option in command.params for name in option.opts}
     named = set(re.findall(r"--[a-z][a-z-]*", section))
     assert "--convention" in named and named <= options, named - options
-
-
-def test_an_edit_beside_the_kernels_leaves_the_tables_as_they_are():
-    record = records.load("dense", gpu=summary.GPU)
-    today = module_hashes(["ropelab.bench.timing", "ropelab.kernels.rotate_triton"], Path(ropelab.__file__).parents[1])
-
-    def foot(*modules: str) -> str:
-        hashes = today | {name: "another hash" for name in modules}
-        noted = {"modules": hashes, "triton_launches": None}  # without them the modules tell of the kernels
-        return summary._foot(replace(record, provenance=record.provenance | noted))
-
-    assert "kernels changed since" in foot("ropelab.bench.timing", "ropelab.kernels.rotate_triton")
-    assert "kernels changed since" not in foot("ropelab.bench.timing") == foot()

@@ -538,10 +538,10 @@ def two_gpus(tmp_path_factory):
 
 
 @without_a_gpu
-def test_without_a_gpu_the_preferred_one_is_read_unless_another_is_chosen(two_gpus, monkeypatch):
-    monkeypatch.setattr(records, "PREFERRED", ("nvidia-h200",))
+def test_without_a_gpu_that_of_reference_is_read_unless_another_is_chosen(two_gpus, monkeypatch):
+    monkeypatch.setattr(records, "REFERENCE", "nvidia-h200")
     assert records.gpus(two_gpus) == ["nvidia-h200", OTHER]
-    monkeypatch.setattr(records, "PREFERRED", (OTHER,))
+    monkeypatch.setattr(records, "REFERENCE", OTHER)
     assert records.load("dense", two_gpus).provenance["gpu"]["name"] == NAME
     assert records.load("dense", records.selection(two_gpus, "NVIDIA H200")).provenance["gpu"]["name"] == "NVIDIA H200"
     with pytest.raises(

@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels"
 MEASUREMENTS = ROOT / "data" / "measurements"
 
-PREFERRED = ("nvidia-h100-80gb-hbm3", "nvidia-h200")
-"""The GPUs whose records are read if the GPU at hand has none, in this order. Other GPUs follow by name."""
+REFERENCE = "nvidia-h100-80gb-hbm3"
+"""The GPU whose records are complete. README.md and the guide show it; it is read where the GPU at hand has none."""
 
 UNKNOWN = "unknown"
 _SMI_FIELDS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw", "driver_version")
@@ -86,15 +86,9 @@ class Record:
 
     @property
     def footer(self) -> str:
-        """One line for the foot of a figure: GPU, date, versions, and the code that has changed since then."""
+        """One line for the foot of a figure: GPU, date and versions."""
         p = self.provenance
-        parts = [
-            p["gpu"]["name"],
-            p["utc"][:10],
-            f"torch {_short(p['torch'])}",
-            f"triton {_short(p['triton'])}",
-        ]
-        return " · ".join(filter(None, [*parts, staleness.words(self.stale, "triton_launches" in p)]))
+        return f"{p['gpu']['name']} · {p['utc'][:10]} · torch {_short(p['torch'])} · triton {_short(p['triton'])}"
 
 
 def write(
@@ -241,9 +235,9 @@ def selection(where: Where, gpu: str | None = None) -> Selection:
 
 
 def gpus(directory: Path = MEASUREMENTS) -> list[str]:
-    """The folders of the GPUs that have records: first the GPU at hand, then ``PREFERRED``, then the others by name."""
-    found = sorted({path.parent.name for path in Path(directory).glob("*/*.json")})
-    return sorted(found, key=lambda name: (name != here(), (*PREFERRED, name).index(name)))
+    """The folders of the GPUs that have records: first the GPU at hand, then ``REFERENCE``, then the others by name."""
+    found = {path.parent.name for path in Path(directory).glob("*/*.json")}
+    return sorted(found, key=lambda name: (name != here(), name != REFERENCE, name))
 
 
 def hand_written(where: Where = MEASUREMENTS) -> list[str]:

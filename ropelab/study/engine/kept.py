@@ -1,8 +1,9 @@
 """Keep all verdicts in ``data/verdicts.csv``, with their figures.
 
-The file has two tasks. A test computes every verdict again and compares it with the file, so that a change of evidence
-shows even where no outcome turns. And a machine without published code (``make peers`` fetches it) has the verdicts
-that rest on it: the ledger then takes them from the file, and says so.
+The file has three tasks. A test computes every verdict again and compares it with the file, so that a change of
+evidence shows even where no outcome turns. README.md and the guide show the verdicts of the file, so that the texts are
+the same on every machine. And a machine without published code (``make peers`` fetches it) has the verdicts that rest
+on it: the ledger then takes them from the file, and says so.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from ropelab.bench.records import ROOT
-from ropelab.study.engine.claims import Claim
+from ropelab.bench.records import REFERENCE, ROOT
+from ropelab.study.engine.claims import Claim, documents
 from ropelab.study.engine.verdict import Outcome, Verdict, fact
 
 VERDICTS = ROOT / "data" / "verdicts.csv"
-COLUMNS = ["gpu", "id", "words", "basis", "measured", "needs", "beyond", "remarks", "commit"]
+COLUMNS = ["gpu", "id", "outcome", "words", "basis", "measured", "needs", "beyond", "remarks", "commit"]
 """``commit`` is the commit at which a verdict on fetched code was computed."""
+ABOUT = ["id", "by", "document", "statement"]
 FETCHED = "make peers"
 """The words by which ``needs`` of a claim says that its code is fetched."""
 WITHOUT_FIGURES = "the outcome in the tables of README.md; its figures were not kept"
@@ -44,16 +46,32 @@ def instead(claim: Claim, verdict: Verdict) -> Verdict:
 def write(ledgers: Mapping[str, pd.DataFrame], path: Path = VERDICTS) -> None:
     """Write the verdicts of all GPUs. A verdict that was not computed here stays as it is in the file."""
     before, rows = _by_claim(), []
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for gpu, ledger in ledgers.items():
-        for row in ledger.assign(gpu=gpu).to_dict("records"):
+    for gpu in sorted(ledgers, key=lambda gpu: (gpu != REFERENCE, gpu)):  # whatever GPU is at hand
+        for row in ledgers[gpu].assign(gpu=gpu).to_dict("records"):
             kept = before.get((gpu, row["id"]), {})
             if not _differing(row, kept):  # with the commit at which it was computed
                 rows.append(kept)
             else:
-                rows.append(row | {"commit": head.stdout.strip() if row["fetched"] else ""})
+                rows.append(row | {"commit": _head() if row["fetched"] else ""})
     pd.DataFrame(rows)[COLUMNS].to_csv(path, index=False)
     read.cache_clear()
+
+
+def _head() -> str:
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return head.stdout.strip()
+
+
+def ledger(gpu: str) -> pd.DataFrame:
+    """The verdicts of the file on a GPU, with the claims in words: a row for each claim, in the order of their files.
+
+    Returns:
+        Columns id, by, document, statement, and those of the file but the GPU.
+    """
+    claims = [claim for document in documents() for claim in document.claims]
+    about = pd.DataFrame([(one.id, one.by, one.document, one.statement) for one in claims], columns=ABOUT)
+    rows = read()
+    return about.merge(rows[rows.gpu == gpu].drop(columns="gpu"), on="id")
 
 
 def changed(ledgers: Mapping[str, pd.DataFrame]) -> list[str]:

@@ -10,8 +10,11 @@ from ropelab.bench import records
 from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.plots.panels import BETWEEN_RECORDS
 
-LOOKS = ((0, "o"), (3, "s"), (2, "^"))
-"""The place of the colour in `COLORBLIND`, and the marker, of each GPU; the contrast to white is at least 3."""
+_COLORS, _MARKERS = (0, 3, 2), "os^Dv"
+"""The places of the colours in `COLORBLIND`, whose contrast to white is at least 3, and the markers of GPUs.
+
+Their numbers have no common divisor, so that the looks of 15 GPUs differ.
+"""
 
 _LETTERS = 96
 """The letters of a line below a figure of 5.6 inches."""
@@ -42,8 +45,9 @@ def _footer(record: records.Record) -> str:
 
 def parts(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, dict[str, object]]]:
     """The name, the rows and the look of each GPU."""
-    for (place, marker), (gpu, rows) in zip(LOOKS, frame.groupby("gpu", sort=False), strict=False):
-        yield str(gpu), rows, {"color": COLORBLIND[place], "marker": marker, "label": gpu}
+    for number, (gpu, rows) in enumerate(frame.groupby("gpu", sort=False)):
+        color, marker = COLORBLIND[_COLORS[number % len(_COLORS)]], _MARKERS[number % len(_MARKERS)]
+        yield str(gpu), rows, {"color": color, "marker": marker, "label": gpu}
 
 
 def across(ax: Axes, x, y, low, high, look: dict, **style) -> None:

@@ -4,19 +4,18 @@ A test compares them with the files.
 """
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from ropelab.bench import records, staleness
+from ropelab.bench import records
 from ropelab.bench.rows import is_right
 from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study.documents.fairseq2 import findings as fairseq2_findings
 from ropelab.study.engine import kept
 from ropelab.study.engine.claims import AUTHOR, documents
-from ropelab.study.engine.ledger import by_gpu, disagreements, short, side_by_side, tally
+from ropelab.study.engine.ledger import by_gpu, short, tally
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.engine.words import listed, value_range
 from ropelab.study.site import bibliography
@@ -38,8 +37,8 @@ CONFIGURATIONS = records.ROOT / "data" / "models" / "configurations.csv"
 README = records.ROOT / "README.md"
 GUIDE = records.ROOT / "ropelab" / "study" / "site" / "guide"
 FIGURES = records.ROOT / "data" / "figures"
-GPU = records.PREFERRED[0]
-"""The GPU whose records the texts show, whatever GPU is at hand."""
+GPU = records.REFERENCE
+"""The GPU whose records and verdicts the texts show, whatever GPU is at hand."""
 
 
 def texts() -> list[Path]:
@@ -50,12 +49,12 @@ def texts() -> list[Path]:
 def tables() -> dict[str, str]:
     """Name -> the markdown that a text has between ``<!-- name -->`` and ``<!-- end -->``."""
     only = records.selection(records.MEASUREMENTS, GPU)
-    ledgers, heads = by_gpu(), record("model_heads")
+    heads, ledger = record("model_heads"), kept.ledger(GPU)
     return {
         "figure": _picture(record(), heads), "speed": _speed(record(), heads), "family": family(only),
-        "one_pass": _one_pass(list(ledgers)), "projection": _projection(list(ledgers)),
+        "one_pass": _one_pass(record(one_pass.RECORD)), "projection": _projection(record(projection.RECORD)),
         "table_free": _table_free(only), "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only),
-        "claims": claims(ledgers), "documents": outcomes(ledgers), "unclaimed": _unclaimed(),
+        "claims": claims(ledger), "documents": outcomes(ledger), "unclaimed": _unclaimed(),
         "references": bibliography.markdown(), "models": _models(),
     }  # fmt: skip
 
@@ -125,29 +124,22 @@ def _speed(record: records.Record, heads: records.Record) -> str:
     return f"{_measured([record])}{speeds}\n{missed}\n"
 
 
-def _one_pass(gpus: Sequence[str]) -> str:
-    """The times of norm, rotation and cache write in one launch beside vLLM and FlashInfer, on each GPU."""
-    found = {gpu: records.load(one_pass.RECORD, gpu=gpu) for gpu in gpus}
-    table = one_pass.beside_peers({gpu: record.frame for gpu, record in found.items()}).reset_index()
+def _one_pass(record: records.Record) -> str:
+    """The times of norm, rotation and cache write in one launch beside vLLM and FlashInfer."""
+    table = one_pass.beside_peers(record.frame).reset_index()
     rows = [
         [row.operation, f"{row.tokens:,}", f"{row.q_heads} + {row.k_heads} x {row.head_dim}", row.cache, *row[-3:]]
         for _, row in table.drop_duplicates(["operation", "tokens", "q_heads", "k_heads", "cache"]).iterrows()
     ]
-    head = ["us on an " + " / ".join(map(short, gpus)), "tokens", "rows of q + of k and v", "cache"]
-    return _measured(found.values()) + _table([*head, "ropelab", "vLLM", "FlashInfer"], rows)
+    head = [f"us on an {short(GPU)}", "tokens", "rows of q + of k and v", "cache"]
+    return _measured([record]) + _table([*head, "ropelab", "vLLM", "FlashInfer"], rows)
 
 
-def _projection(gpus: Sequence[str]) -> str:
-    """The projection with the rotation over the projection alone, on each GPU."""
-    found = {gpu: records.load(projection.RECORD, gpu=gpu) for gpu in gpus}
-    table = projection.over_cublas({gpu: record.frame for gpu, record in found.items()})
-    head = [
-        "tokens, " + " / ".join(map(short, gpus)),
-        "cuBLAS, then the pass",
-        "one kernel, Triton",
-        "one kernel, quack",
-    ]
-    return _measured(found.values()) + _table(head, [[f"{row.Index:,}", *row[1:]] for row in table.itertuples()])
+def _projection(record: records.Record) -> str:
+    """The projection with the rotation over the projection alone."""
+    table = projection.over_cublas(record.frame)
+    head = [f"tokens, {short(GPU)}", "cuBLAS, then the pass", "one kernel, Triton", "one kernel, quack"]
+    return _measured([record]) + _table(head, [[f"{row.Index:,}", *row[1:]] for row in table.itertuples()])
 
 
 def family(where: records.Where) -> str:
@@ -209,41 +201,34 @@ def _wide_heads(where: records.Where) -> str:
     )
 
 
-def claims(ledgers: Mapping[str, pd.DataFrame]) -> str:
-    """The claims by outcome and by basis, those with other outcomes on other GPUs, and every claim with its verdicts.
+def claims(ledger: pd.DataFrame) -> str:
+    """The claims by outcome and by basis, those that cannot be told, and every claim with its verdict.
 
     Args:
-        ledgers: GPU -> ledger, as `ropelab.study.engine.ledger.by_gpu` returns them.
+        ledger: the verdicts on one GPU, as `ropelab.study.engine.kept.ledger` returns them.
     """
-    first = next(iter(ledgers.values()))
-    authors = first.by == AUTHOR
-    text = f"{len(first)} claims of {first.document.nunique()} documents: {authors.sum()} of their authors, "
-    text += f"{(~authors).sum()} of reviewers.\n\n{outcomes(ledgers)}\n{_counts(ledgers, 'basis', list(Basis))}\n"
-    differing = disagreements(ledgers).id
-    text += _paragraph(f"Other outcomes on another GPU: {listed(differing)}.") + "\n"
-    claims = pd.concat(ledgers)
-    untold = claims[claims.outcome == Outcome.UNTOLD].drop_duplicates("id").sort_values("id")
+    authors = ledger.by == AUTHOR
+    text = f"{len(ledger)} claims of {ledger.document.nunique()} documents: {authors.sum()} of their authors, "
+    text += f"{(~authors).sum()} of reviewers.\n\n{outcomes(ledger)}\n{_counts(ledger, 'basis', list(Basis))}\n"
+    untold = ledger[ledger.outcome == Outcome.UNTOLD].sort_values("id")
     missing = "; ".join(f"{row.id} ({row.needs})" for row in untold.itertuples())
-    text += _paragraph(f"Cannot be told on one of the GPUs, for lack of: {missing}.") + "\n"
-    verdicts = pd.DataFrame({short(gpu): rows.set_index("id").words for gpu, rows in ledgers.items()})
-    beyond = pd.DataFrame({gpu: rows.set_index("id").beyond.str.split(": ").str[0] for gpu, rows in ledgers.items()})
-    for name, rows in (("authors", first[authors]), ("reviewers", first[~authors])):
+    text += _paragraph(f"Cannot be told, for lack of: {missing}.") + "\n"
+    for name, rows in (("authors", ledger[authors]), ("reviewers", ledger[~authors])):
         cells = [
-            [row.id, row.statement, *verdicts.loc[row.id], side_by_side(beyond.loc[row.id]), row.basis]
-            for row in rows.itertuples()
+            [row.id, row.statement, row.words, row.beyond.partition(": ")[0], row.basis] for row in rows.itertuples()
         ]
-        head = [f"claims of {name}", "in our words", *verdicts, "beyond the document", "basis"]
+        head = [f"claims of {name}", "in our words", f"verdict on an {short(GPU)}", "beyond the document", "basis"]
         text += _table(head, cells) + "\n"
     return text
 
 
-def outcomes(ledgers: Mapping[str, pd.DataFrame]) -> str:
+def outcomes(ledger: pd.DataFrame) -> str:
     """The number of claims by outcome: a row for the authors of each document, and one for all reviewers."""
-    return _counts(ledgers, "outcome", list(Outcome))
+    return _counts(ledger, "outcome", list(Outcome))
 
 
-def _counts(ledgers: Mapping[str, pd.DataFrame], axis: str, names: Sequence[str]) -> str:
-    counts = tally(ledgers, axis, names)
+def _counts(ledger: pd.DataFrame, axis: str, names: Sequence[str]) -> str:
+    counts = tally({GPU: ledger}, axis, names)
     return _table(
         [counts.index.name, *counts], [[who, *row] for who, row in zip(counts.index, counts.values, strict=True)]
     )
@@ -273,26 +258,21 @@ def _paragraph(text: str, bullet: str = "") -> str:
 
 
 def _measured(found: Iterable[records.Record]) -> str:
-    """A line for each machine, day and set of versions with which the records were measured."""
-    times: dict[str, list[str]] = {}
-    for record in found:
-        times.setdefault(_foot(record), []).append(record.provenance["utc"])
-    lines = [
-        f"Measured on {footer} (record of {utc[0]})." if len(utc) == 1 else
-        f"Measured on {footer} ({len(utc)} records of {min(utc)} to {max(utc)})."
-        for footer, utc in times.items()
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n\n"
+    """A line for each machine, day and set of versions with which the records were measured, and at which commits.
 
-
-def _foot(record: records.Record) -> str:
-    """The record's footer as if the record knew the hashes of its kernels alone.
-
-    An edit of any other module would change README.md too, although the numbers depend on the kernels alone.
+    How old a record is depends on the code of today, so the line does not say it: the report does.
     """
-    hashes = record.provenance.get("modules", {}).items()
-    kernels = {name: digest for name, digest in hashes if (name + ".").startswith(staleness.KERNELS + ".")}
-    return replace(record, provenance=record.provenance | {"modules": kernels}).footer
+    lines: dict[str, list[records.Record]] = {}
+    for record in found:
+        lines.setdefault(record.footer, []).append(record)
+    return "\n".join(f"Measured on {footer} ({_dated(these)})." for footer, these in lines.items()) + "\n\n"
+
+
+def _dated(found: Sequence[records.Record]) -> str:
+    times = sorted(record.provenance["utc"] for record in found)
+    commits = dict.fromkeys(record.provenance["commit"][:9] for record in found)
+    what = f"record of {times[0]}" if len(found) == 1 else f"{len(found)} records of {times[0]} to {times[-1]}"
+    return f"{what}, commit{'s' * (len(commits) > 1)} {listed(commits)}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

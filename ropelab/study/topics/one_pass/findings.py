@@ -1,7 +1,5 @@
 """The ceilings and the record ``paged_cache``, in sentences and in tables."""
 
-from collections.abc import Mapping
-
 import pandas as pd
 
 from ropelab.bench.rows import timed
@@ -103,24 +101,15 @@ def training_sentence(frame: pd.DataFrame) -> str:
     )
 
 
-def beside_peers(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The times of the one launch beside vLLM and FlashInfer, for `BESIDE_PEERS` tokens.
-
-    Args:
-        frames: GPU -> its record.
+def beside_peers(frame: pd.DataFrame) -> pd.DataFrame:
+    """The times of the one launch beside vLLM and FlashInfer in microseconds, for `BESIDE_PEERS` tokens.
 
     Returns:
         A row for each operation that a peer has, with the first number of heads or with FlashInfer's; a column for each
-        contender. A cell has the microseconds on each GPU,
-        ``"26.7 / 36.1"``, and is empty where the contender has no such operation.
+        contender, ``""`` where the contender has no such operation.
     """
-    shown = [
-        times(frame[frame.tokens.isin(BESIDE_PEERS)])[[ONE, VLLM, FLASHINFER]].map("{:.1f}".format, na_action="ignore")
-        for frame in frames.values()
-    ]
-    table, *others = shown
-    for other in others:
-        table = table + " / " + other
+    found = times(frame[frame.tokens.isin(BESIDE_PEERS)])[[ONE, VLLM, FLASHINFER]]
+    table = found.map("{:.1f}".format, na_action="ignore")
     heads = table.index.get_level_values("q_heads")
     usual = heads.isin(table.groupby("operation").apply(lambda rows: rows.index.get_level_values("q_heads")[0]))
     return table[table[FLASHINFER].notna() | (table[VLLM].notna() & usual)].fillna("")

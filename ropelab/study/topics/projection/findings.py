@@ -101,25 +101,16 @@ def best(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"best": rotating.idxmin(axis=1), "ratio": rotating.min(axis=1) / table[OURS]}).reset_index()
 
 
-def over_cublas(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def over_cublas(frame: pd.DataFrame) -> pd.DataFrame:
     """The time over that of cuBLAS alone, for `MODEL` and `INPUTS`: a row for each number of tokens from 512 on.
 
-    Args:
-        frames: GPU -> its record.
-
     Returns:
-        A column for each of `OURS`, `KERNEL` and `QUACK`; a cell has the number on each GPU, ``"1.08 / 1.10"``.
+        A column for each of `OURS`, `KERNEL` and `QUACK`, in words.
     """
-    shown = []
-    for frame in frames.values():
-        rows = timed(frame)
-        rows = rows[(rows[[*MODEL, "inputs"]] == [*MODEL.values(), INPUTS]).all(axis=1) & (rows.tokens >= 512)]
-        table = rows.pivot_table(index="tokens", columns="contender", values="over_product")
-        shown.append(table[[OURS, KERNEL, QUACK]].map("{:.2f}".format))
-    first, *others = shown
-    for other in others:
-        first = first + " / " + other
-    return first
+    rows = timed(frame)
+    rows = rows[(rows[[*MODEL, "inputs"]] == [*MODEL.values(), INPUTS]).all(axis=1) & (rows.tokens >= 512)]
+    table = rows.pivot_table(index="tokens", columns="contender", values="over_product")
+    return table[[OURS, KERNEL, QUACK]].map("{:.2f}".format)
 
 
 def blocks(frame: pd.DataFrame) -> pd.DataFrame:
