@@ -4,7 +4,7 @@ A test of ``data/claims/<document>.toml`` says which rows of a record are compar
 
     [[claim.test]]
     record = "fairseq2_grid"                   # the record, or computed evidence
-    where = "mode == 'compiled'"               # the rows, as `pandas.DataFrame.query` selects them
+    where = "mode == 'compiled'"               # the rows (`ropelab.study.engine.expressions`)
     over = "RRE reference"                     # the time of this contender ...
     under = "RE reference"                     # ... over the time of this one; without it the time itself
     cell = ["batch", "seq_len"]                # the columns that name a cell
@@ -34,6 +34,7 @@ import pandas as pd
 
 from ropelab.bench.rows import is_right
 from ropelab.study.engine import judging, noise
+from ropelab.study.engine.expressions import evaluated, selected
 from ropelab.study.engine.noise import Interval
 from ropelab.study.engine.verdict import Quantifier, Untold, Verdict
 from ropelab.study.engine.words import value_range
@@ -160,19 +161,19 @@ class Comparison:
     def _rows(self, frame: pd.DataFrame, used: set[str]) -> pd.DataFrame:
         if missing := sorted(used - {*frame}):
             raise ValueError(f"{self.claim}: {self.record}: expected the columns {missing}, got {sorted(frame)}")
-        for query in filter(None, (self.only, self.where)):
+        for expression in (self.only, self.where):
             try:
-                frame = frame.query(query, engine="python")
-            except pd.errors.UndefinedVariableError as error:
-                raise ValueError(f"{self.claim}: {self.record}: {query}: {error}") from error
+                frame = selected(frame, expression)
+            except ValueError as error:
+                raise ValueError(f"{self.claim}: {self.record}: {error}") from error
         return frame
 
     def _by_cell(self, rows: pd.DataFrame, *, values: bool = True) -> dict[tuple, Any]:
         """Cell -> interval, or anything at all: an error where two rows are one cell."""
         try:
-            numbers = rows.eval(self.quantity or "median_us", engine="python")
-        except pd.errors.UndefinedVariableError as error:
-            raise ValueError(f"{self.claim}: {self.record}: {self.quantity or 'median_us'}: {error}") from error
+            numbers = evaluated(rows, self.quantity or "median_us")
+        except ValueError as error:
+            raise ValueError(f"{self.claim}: {self.record}: {error}") from error
         found: dict[tuple, Any] = {}
         cells = zip(*(rows[name] for name in self.cell), strict=True)
         for cell, number, (_, row) in zip(cells, numbers, rows.iterrows(), strict=True):
