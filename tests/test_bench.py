@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.bench import copies, launches, packages, peers, records, timing
+from ropelab.bench import copies, fetch_peers, launches, packages, peers, records, timing
 from ropelab.bench.compare import bind, checked, compare, tidy
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.host import NO_GRAD, RECORDED
@@ -511,8 +511,10 @@ def fake_package(root, version: str):
 
 
 def test_two_versions_side_by_side(monkeypatch, tmp_path):
-    for version in ("0.10.0", "0.9.1"):
+    for version in ("0.10.0", "0.9.1", "1.0.0"):
         fake_package(tmp_path, version)
+    listed = [fetch_peers.Package("fakepeer", version, "", 0, "", []) for version in ("0.10.0", "0.9.1")]
+    monkeypatch.setattr(packages, "_entries", lambda: listed)  # 1.0.0 is in no list
     assert list(packages.installations("fakepeer", tmp_path)) == ["0.9.1", "0.10.0"]
     monkeypatch.setattr(packages.locate, "__defaults__", (None, tmp_path))
     assert packages.locate("fakepeer")[0] == "0.10.0"

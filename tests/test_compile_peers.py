@@ -1,23 +1,38 @@
 """Libraries of published CUDA sources: what is compiled from what, with a compiler that only writes its arguments."""
 
+import hashlib
+import json
 import sys
+from dataclasses import replace
 
 import pytest
 
-from ropelab.bench import compile_peers, fetch_peers
+from ropelab.bench import compile_peers, fetch_peers, packages
 from ropelab.study.documents.sglang import kernels
 
 LIBRARIES = compile_peers.read_list()
 
 
 @pytest.fixture
-def peers(tmp_path):
-    """A folder with all that the libraries are compiled from, each file empty."""
+def peers(tmp_path, monkeypatch):
+    """A folder with all that the libraries are compiled from, each file empty, and a list with their checksums."""
+    entries, empty = [], hashlib.sha256().hexdigest()
+    for entry in fetch_peers.read_list():
+        if isinstance(entry, fetch_peers.Commit):
+            entries.append(replace(entry, files=dict.fromkeys(entry.files, empty)))
+        else:
+            entries.append(replace(entry, unpacked="", headers=dict.fromkeys(entry.headers, empty)))
+    monkeypatch.setattr(packages, "_entries", lambda: entries)
+    packages._check.cache_clear()
+    for entry in entries:
+        for file in entry.sha256 if isinstance(entry, fetch_peers.Commit) else (*entry.files, *entry.headers):
+            (tmp_path / entry.folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / entry.folder / file).touch()
     for library in LIBRARIES:
-        for file in (library.source, *library.include, library.library):
-            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / file).touch()
-    return tmp_path
+        for folder in library.include:
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    yield tmp_path
+    packages._check.cache_clear()
 
 
 @pytest.fixture
@@ -40,7 +55,6 @@ def test_every_state_of_the_operator_is_compiled_from_its_source():
     for state in kernels.STATES.values():
         library = found[f"sglang-14302-{state.commit[:9]}"]
         assert library.source == f"commits/{kernels.REPOSITORY}/{state.commit}/{state.path}"
-        assert library.sha256 == state.sha256
 
 
 def test_the_list_fetches_what_is_compiled():
@@ -58,10 +72,13 @@ def test_the_list_fetches_what_is_compiled():
 def test_a_library_gets_its_name_when_it_is_whole(peers, nvcc, capsys):
     compile_peers.compile_all(LIBRARIES, peers, nvcc, "sm_90")
     assert capsys.readouterr().out.count(": compiled") == len(LIBRARIES)
-    assert sorted((peers / "compiled").iterdir()) == sorted(library.path(peers, "sm_90") for library in LIBRARIES)
+    made = [library.path(peers, "sm_90").with_suffix(kind) for library in LIBRARIES for kind in (".json", ".so")]
+    assert sorted((peers / "compiled").iterdir()) == sorted(made)
     for library in LIBRARIES:
-        text = library.path(peers, "sm_90").read_text()
-        assert f'-DSOURCE="{peers / library.source}"' in text and library.sha256 in text and "-arch=sm_90" in text
+        path = library.path(peers, "sm_90")
+        assert json.loads(path.with_suffix(".json").read_text())["sha256"] == packages.sha256(path)
+        text = path.read_text()
+        assert f'-DSOURCE="{peers / library.source}"' in text and "-arch=sm_90" in text
         assert text.count(f'#include "{compile_peers.WRAPPERS / library.stand_in}"') == len(library.headers)
 
 
@@ -71,6 +88,24 @@ def test_what_is_not_there_is_told(peers, nvcc, capsys):
     compile_peers.compile_all([library], peers, nvcc, "sm_90")
     assert f"because build/peers/{library.source} is not there" in capsys.readouterr().out
     assert not library.path(peers, "sm_90").exists()
+
+
+@pytest.mark.parametrize(
+    "library, file",
+    [
+        ("transformer-engine-3057-6c46696f1", "fused_rope.cu"),
+        ("transformer-engine-3057-6c46696f1", "fused_attn.h"),
+        ("sglang-14302-02f22ef8f", "rotary_embedding.cu"),
+        ("sglang-14302-09e71354d", "sgl_kernel/utils.h"),
+    ],
+)
+def test_what_was_changed_since_it_was_fetched_is_not_compiled(library, file, peers, nvcc, capsys):
+    (library,) = (one for one in LIBRARIES if one.name == library)
+    (path,) = (path for path in peers.rglob(f"*/{file}") if library.commit in path.parts or "-2.18.0" in path.parts[-6])
+    path.write_text("// another code\n")
+    compile_peers.compile_all([library], peers, nvcc, "sm_90")
+    assert f"{library.path(peers, 'sm_90').name}: not compiled" in (said := capsys.readouterr().out)
+    assert "was changed: expected sha256" in said and not library.path(peers, "sm_90").exists()
 
 
 def test_a_source_that_does_not_compile_leaves_nothing(peers, capsys):

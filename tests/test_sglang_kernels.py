@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -97,25 +98,29 @@ def test_a_state_without_a_library_says_so(state, monkeypatch, tmp_path):
         kernels.by_one_block(state)
 
 
-def test_a_library_of_another_source_is_refused(monkeypatch, tmp_path):
-    class Other:
-        def __init__(self, path):
-            self.source_sha256 = lambda: b"0" * 64
+@pytest.mark.parametrize("changed", [True, False])
+def test_a_library_that_was_changed_is_not_loaded(changed, monkeypatch, tmp_path):
+    def loaded(path):
+        raise AssertionError(f"{path} is loaded")
 
     kernels._library.cache_clear()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(packages, "PEERS", tmp_path)
-    monkeypatch.setattr(ctypes, "CDLL", Other)
-    (tmp_path / "compiled").mkdir()
-    (tmp_path / "compiled" / "sglang-14302-02f22ef8f-sm_90.so").touch()
-    with pytest.raises(packages.NotInstalled, match="another source"):
+    monkeypatch.setattr(ctypes, "CDLL", loaded)
+    library = tmp_path / "compiled" / "sglang-14302-02f22ef8f-sm_90.so"
+    library.parent.mkdir()
+    library.write_text("as it was compiled")
+    library.with_suffix(".json").write_text(json.dumps({"sha256": packages.sha256(library)}))
+    if changed:
+        library.write_text("as somebody left it")
+    with pytest.raises(packages.NotInstalled if changed else AssertionError, match="changed" if changed else "loaded"):
         kernels.operator("first")
 
 
 def test_the_states_are_published():
     for state in kernels.STATES.values():
-        assert len(state.commit) == 40 and len(state.sha256) == 64 and state.published.startswith(kernels.REPOSITORY)
+        assert len(state.commit) == 40 and state.published.startswith(kernels.REPOSITORY)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,13 +1,20 @@
 """Compile the published CUDA sources of ``data/peers.toml`` into ``build/peers/compiled``, where there is nvcc.
 
-``make peers`` runs this file by its path after ``fetch_peers.py``. The file imports the standard library only. Each
-library is a published source in one of the wrappers of ``peers/published``, which have no code of others. Headers that
-a source includes and nobody can fetch are stood in for by a header of that folder.
+``make peers`` runs this file by its path after ``fetch_peers.py``. A run with nothing to compile imports the standard
+library only. Each library is a published source in one of the wrappers of ``peers/published``, which have no code of
+others. Headers that a source includes and nobody can fetch are stood in for by a header of that folder.
+
+Sources and headers are compared with the checksums of the list before they are compiled. The checksum of the library
+lies beside it, with the compiler, its options and the checksum of the wrapper: `ropelab.bench.packages.compiled`
+compares it before the library is loaded.
 """
 
+import hashlib
+import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
@@ -26,8 +33,8 @@ class Compiled:
 
     Attributes:
         name: the beginning of the name of the library.
-        source: the published file, under ``build/peers``.
-        sha256: its checksum.
+        repository, commit: where the source is published.
+        files: the source and the headers beside it, as paths in the repository.
         wrapper: the file that includes the source as ``SOURCE``.
         options: more options of nvcc.
         stand_in, headers: the header that stands for these headers. A header may lie beside the folder of the source.
@@ -36,8 +43,9 @@ class Compiled:
     """
 
     name: str
-    source: str
-    sha256: str
+    repository: str
+    commit: str
+    files: Sequence[str]
     wrapper: str
     options: Sequence[str]
     stand_in: str = ""
@@ -45,8 +53,40 @@ class Compiled:
     include: Sequence[str] = ()
     library: str = ""
 
+    @property
+    def source(self) -> str:
+        """The published file, under ``build/peers``."""
+        return f"commits/{self.repository}/{self.commit}/{self.files[0]}"
+
     def path(self, peers: Path, arch: str) -> Path:
         return peers / "compiled" / f"{self.name}-{arch}.so"
+
+    def check(self, peers: Path) -> None:
+        """Compare all that is compiled with the checksums of the list.
+
+        Raises:
+            NotInstalled: a file is missing, or was changed.
+        """
+        from ropelab.bench import packages  # imports torch, which takes longer than all else
+
+        for file in self.files:
+            packages.file_at(self.repository, self.commit, file, peers)
+        for folder in filter(None, (*self.include, self.library)):
+            if not folder.startswith("commits/"):
+                name, _, version = folder.partition("/")[0].rpartition("-")
+                packages.locate(name, version, peers)
+
+    def about(self, nvcc: str, library: Path) -> dict[str, object]:
+        """What the library was made with, and its checksum."""
+        asked = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+        parts = [WRAPPERS / name for name in (self.wrapper, "view.h", self.stand_in) if name]
+        wrapper = hashlib.sha256(b"".join(path.read_bytes() for path in parts))
+        return {
+            "sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
+            "compiler": (asked.strip().splitlines() or [Path(nvcc).name])[-1],
+            "options": ["-O3", *self.options],
+            "wrapper_sha256": wrapper.hexdigest(),
+        }
 
     def command(self, nvcc: str, peers: Path, arch: str, folder: Path, target: Path) -> list[str]:
         """The command that compiles the library. ``folder`` gets the headers that are stood in for."""
@@ -61,8 +101,7 @@ class Compiled:
         return [
             nvcc, f"-arch={arch}", "-O3", "-shared", "-cudart=shared", "-Xcompiler=-fPIC", "--expt-relaxed-constexpr",
             *self.options, f"-I{WRAPPERS}", f"-I{folder / 'inner'}", *(f"-I{peers / each}" for each in self.include),
-            f'-DSOURCE="{peers / self.source}"', f'-DSOURCE_SHA256="{self.sha256}"',
-            "-o", str(target), str(WRAPPERS / self.wrapper), *needs,
+            f'-DSOURCE="{peers / self.source}"', "-o", str(target), str(WRAPPERS / self.wrapper), *needs,
         ]  # fmt: skip
 
 
@@ -73,15 +112,19 @@ def read_list(file: Path = LIST) -> list[Compiled]:
     libraries = []
     for entry in found.get("compiled", ()):
         commit = commits[entry.pop("commit")]
-        first, sha256 = next(iter(commit["files"].items()))
         at = f"commits/{commit['repository']}/{commit['commit']}/"
-        include = [at + each if each.startswith(commit["under"]) else each for each in entry.pop("include", ())]
-        libraries.append(Compiled(source=at + f"{commit['under']}/{first}", sha256=sha256, include=include, **entry))
+        entry["include"] = [
+            at + each if each.startswith(commit["under"]) else each for each in entry.get("include", ())
+        ]
+        files = [f"{commit['under']}/{file}" for file in commit["files"]]
+        libraries.append(Compiled(repository=commit["repository"], commit=commit["commit"], files=files, **entry))
     return libraries
 
 
 def compile_all(libraries: Sequence[Compiled], peers: Path, nvcc: str, arch: str) -> None:
     """Compile the libraries side by side, and print a line for each."""
+    from ropelab.bench.packages import NotInstalled
+
     running = []
     with tempfile.TemporaryDirectory() as name:
         for library in libraries:
@@ -91,18 +134,25 @@ def compile_all(libraries: Sequence[Compiled], peers: Path, nvcc: str, arch: str
             if absent:
                 _say(f"{target.name}: not compiled, because build/peers/{absent[0]} is not there")
                 continue
+            try:
+                library.check(peers)
+            except NotInstalled as error:
+                _say(f"{target.name}: not compiled: {error}")
+                continue
             folder = Path(name) / library.name
             folder.mkdir()
             target.parent.mkdir(parents=True, exist_ok=True)
             new = target.with_suffix(f".{os.getpid()}.partial")
             command = library.command(nvcc, peers, arch, folder, new)
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            running.append((target, new, process))
-        for target, new, process in running:
+            running.append((library, target, new, process))
+        for library, target, new, process in running:
             output, _ = process.communicate()
             if process.returncode:
                 _say(f"{target.name}: nvcc could not compile it, and the study goes on: {output.strip()[-300:]}")
             else:
+                about = json.dumps(library.about(nvcc, new), indent=2)
+                target.with_suffix(".json").write_text(about + "\n", encoding="utf-8")
                 new.replace(target)
                 _say(f"{target.name}: compiled")
 
@@ -131,11 +181,12 @@ def main() -> None:
     arch = architecture()
     if arch is None:
         return
-    missing = [library for library in read_list() if not library.path(PEERS, arch).is_file()]
+    missing = [library for library in read_list() if not library.path(PEERS, arch).with_suffix(".json").is_file()]
     nvcc = compiler()
     if missing and nvcc is None:
         _say(f"there is no nvcc, so {len(missing)} published sources are not compiled, and the study goes on")
     elif missing:
+        sys.path.append(str(ROOT))  # where this Python has no ropelab
         compile_all(missing, PEERS, nvcc, arch)
 
 

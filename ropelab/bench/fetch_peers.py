@@ -58,6 +58,7 @@ class Package:
         large: whether the download is large and of use with an NVIDIA GPU only.
         environment: environment variables for the build of a source distribution.
         unpacked: the checksum of the unpacked files that may run, as `checksum` computes it; "" if it is not compared.
+        headers: each header that a published source needs -> its checksum, where ``unpacked`` does not count it.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Package:
     large: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     unpacked: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"

@@ -10,6 +10,7 @@ the code that a process has loaded stays. Size and time of a file prove nothing:
 import hashlib
 import importlib
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -33,14 +34,18 @@ class NotInstalled(Unavailable, ImportError):
 
 
 def installations(package: str, peers: Path = PEERS) -> dict[str, Path]:
-    """Each installed version of a distribution -> the directory that holds the version, oldest version first."""
+    """Each version of a distribution at hand -> the directory that holds the version, oldest version first.
+
+    Under ``peers`` the versions of ``data/peers.toml`` count: another folder there has no checksum to be compared with.
+    """
     found: dict[str, Path] = {}
     try:
         distribution = metadata.distribution(package)
         found[distribution.version] = Path(str(distribution.locate_file("")))
     except metadata.PackageNotFoundError:
         pass
-    found |= {path.name.removeprefix(f"{package}-"): path for path in peers.glob(f"{package}-[0-9]*") if path.is_dir()}
+    listed = (entry for entry in _entries() if isinstance(entry, fetch_peers.Package) and entry.name == package)
+    found |= {entry.version: peers / entry.folder for entry in listed if (peers / entry.folder).is_dir()}
     return dict(sorted(found.items(), key=lambda item: [int(p) if p.isdigit() else -1 for p in item[0].split(".")]))
 
 
@@ -68,14 +73,16 @@ def _entries() -> list[fetch_peers.Entry]:
 @cache
 def _check(package: str, version: str, peers: Path) -> None:
     """Raise `NotInstalled` if files of a package of the list were changed. The files are read once in a process."""
-    packages = (entry for entry in _entries() if isinstance(entry, fetch_peers.Package) and entry.unpacked)
+    packages = (entry for entry in _entries() if isinstance(entry, fetch_peers.Package))
     for entry in (entry for entry in packages if (entry.name, entry.version) == (package, version)):
-        try:
-            found = entry.checksum(peers)
-        except OSError as error:
-            raise NotInstalled(f"{entry}: {error} (make peers)") from error
-        if found != entry.unpacked:
-            raise NotInstalled(_changed(str(entry), entry.unpacked, found, f"build/peers/{entry.folder}"))
+        expected = {"": entry.unpacked} if entry.unpacked else entry.headers
+        for file, checksum in expected.items():
+            try:
+                found = sha256(peers / entry.folder / file) if file else entry.checksum(peers)
+            except OSError as error:
+                raise NotInstalled(f"{entry}: {error} (make peers)") from error
+            if found != checksum:
+                raise NotInstalled(_changed(f"{entry} {file}".strip(), checksum, found, f"build/peers/{entry.folder}"))
 
 
 def _changed(what: str, expected: str, found: str, path: str) -> str:
@@ -86,19 +93,25 @@ def _changed(what: str, expected: str, found: str, path: str) -> str:
 def compiled(name: str, code: str) -> Path:
     """The library of CUDA code for the GPU at hand, as ``make peers`` puts it into ``build/peers/compiled/``.
 
+    The checksum that the library had when it was compiled lies beside it.
+
     Args:
         name: the beginning of the library's name.
         code: the code in words, for messages.
 
     Raises:
-        NotInstalled: there is no GPU, or no library for the GPU.
+        NotInstalled: there is no GPU, or no library for the GPU, or the library was changed.
     """
     if not torch.cuda.is_available():
         raise NotInstalled(f"{code} is CUDA code, which needs a GPU")
     major, minor = torch.cuda.get_device_capability()
     path = PEERS / "compiled" / f"{name}-sm_{major}{minor}.so"
-    if not path.is_file():
+    about = path.with_suffix(".json")
+    if not (path.is_file() and about.is_file()):
         raise NotInstalled(f"{code} is not compiled for sm_{major}{minor}")
+    expected, found = json.loads(about.read_text(encoding="utf-8"))["sha256"], sha256(path)
+    if found != expected:
+        raise NotInstalled(_changed(path.name, expected, found, "the file"))
     return path
 
 

@@ -1,6 +1,6 @@
 // A C interface around the operator of SGLang#14302 as published in its first three states, compiled ahead.
 //
-// STATE: 1 to 3. SOURCE: the published file. SOURCE_SHA256: its checksum.
+// STATE: 1 to 3. SOURCE: the published file.
 #include SOURCE
 #include "view.h"
 

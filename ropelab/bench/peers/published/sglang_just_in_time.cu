@@ -1,6 +1,6 @@
 // A C interface around the operator of SGLang#14302 as published in its last two states, compiled just in time.
 //
-// SOURCE: the published file. SOURCE_SHA256: its checksum. POSITIONS: whether the operator also takes positions.
+// SOURCE: the published file. POSITIONS: whether the operator also takes positions.
 #include SOURCE
 #include "view.h"
 

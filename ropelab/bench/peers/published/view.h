@@ -23,5 +23,3 @@ int said(char* message, size_t length, Function function) {
     return 1;
   }
 }
-
-extern "C" const char* source_sha256() { return SOURCE_SHA256; }

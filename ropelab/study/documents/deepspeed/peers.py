@@ -76,7 +76,7 @@ def interpreted_kernel(version: str) -> Callable[..., tuple[torch.Tensor, torch.
 
 def torchembed_file(version: str) -> Path:
     """The source of the fused kernel of a version at hand."""
-    return packages.installations("torchembed")[version] / KERNEL_FILE
+    return packages.locate("torchembed", version)[1] / KERNEL_FILE
 
 
 def deepspeed_extra(name: str) -> tuple[str, str]:
