@@ -8,14 +8,13 @@ on it: the ledger then takes them from the file, and says so.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
-from ropelab.bench.records import REFERENCE, ROOT
+from ropelab.bench.records import REFERENCE, ROOT, environment
 from ropelab.study.engine.claims import Claim, documents
 from ropelab.study.engine.verdict import Outcome, Verdict, fact
 
@@ -45,21 +44,16 @@ def instead(claim: Claim, verdict: Verdict) -> Verdict:
 
 def write(ledgers: Mapping[str, pd.DataFrame], path: Path = VERDICTS) -> None:
     """Write the verdicts of all GPUs. A verdict that was not computed here stays as it is in the file."""
-    before, rows = _by_claim(), []
+    before, rows, commit = _by_claim(), [], environment()["commit"][:7]
     for gpu in sorted(ledgers, key=lambda gpu: (gpu != REFERENCE, gpu)):  # whatever GPU is at hand
         for row in ledgers[gpu].assign(gpu=gpu).to_dict("records"):
             kept = before.get((gpu, row["id"]), {})
-            if not _differing(row, kept):  # with the commit at which it was computed
+            if kept and not _differing(row, kept):  # with the commit at which it was computed
                 rows.append(kept)
             else:
-                rows.append(row | {"commit": _head() if row["fetched"] else ""})
+                rows.append(row | {"commit": commit if row["fetched"] and ELSEWHERE not in row["remarks"] else ""})
     pd.DataFrame(rows)[COLUMNS].to_csv(path, index=False)
     read.cache_clear()
-
-
-def _head() -> str:
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return head.stdout.strip()
 
 
 def ledger(gpu: str) -> pd.DataFrame:
