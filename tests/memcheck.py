@@ -1,4 +1,4 @@
-"""Every kernel on shapes that end within a tile, to be run under compute-sanitizer: `make memcheck`.
+"""Every kernel on shapes that end within a tile, to be run under compute-sanitizer: `python -m ropelab.study memcheck`.
 
 PyTorch's memory cache is off there, so that every tensor is an allocation of its own, whose bounds are known.
 """

@@ -336,7 +336,7 @@ def test_quack_needs_the_python_of_its_libraries(monkeypatch):
 
 @pytest.fixture
 def flashinfer_package(tmp_path, monkeypatch):
-    """A function of (version, source) that puts a package where ``make peers`` would, and a GPU to be seen."""
+    """A function of (version, source) that puts a package under ``build/peers``, and a GPU to be seen."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
     def install(version: str, source: str) -> None:

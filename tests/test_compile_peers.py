@@ -124,5 +124,5 @@ def test_the_compiler_is_looked_for(monkeypatch, tmp_path, nvcc):
 
 def test_nothing_is_compiled_without_a_gpu(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "")
-    compile_peers.main()
+    compile_peers.compile_listed()
     assert capsys.readouterr().out == ""

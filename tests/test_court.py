@@ -408,7 +408,7 @@ def test_a_verdict_is_kept_where_the_code_is_not_at_hand():
     claim = CLAIMS["DS-02"]
     missing = Verdict(UNTOLD, needs=claim.needs)
     found = kept.instead(claim, missing)
-    assert found.outcome is FAILS and kept.ELSEWHERE in found.remarks[0] and claim.needs.endswith("(make peers)")
+    assert found.outcome is FAILS and kept.ELSEWHERE in found.remarks[0] and claim.needs.endswith(f"({kept.FETCHED})")
     elsewhere = Verdict(UNTOLD, needs="times on an NVIDIA GB10")
     assert kept.instead(claim, elsewhere) is elsewhere and kept.instead(claim, found) is found
 

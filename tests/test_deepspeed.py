@@ -259,7 +259,7 @@ def test_without_the_packages_nothing_is_computed(monkeypatch):
     monkeypatch.setattr(at_hand, "installations", lambda *_: {})
     evidence.callers_dispatched.cache_clear()
     for compute in (evidence.dispatch, evidence.tests, evidence.fallback):
-        with pytest.raises(Unavailable, match="make peers|not installed"):
+        with pytest.raises(Unavailable, match="python -m ropelab.study peers|not installed"):
             compute()
     evidence.callers_dispatched.cache_clear()
     assert list(callers.contenders("cpu")[0]) == [callers.OURS]

@@ -1,6 +1,6 @@
 """The pull request's own encoders, run from its file: our models have their bits, and our kernel stays within a bound.
 
-The file is no part of the project: ``make peers`` puts it into ``build/peers``.
+The file is no part of the project: ``python -m ropelab.study peers`` puts it into ``build/peers``.
 """
 
 import sys
@@ -141,12 +141,12 @@ def test_torch_compile_inlines_the_code(code):
 
 def test_without_the_file_nothing_runs_in_its_place(monkeypatch, tmp_path):
     def missing(repository, commit, path):
-        raise NotInstalled(f"{repository} at {commit[:9]}: {path} is not there (make peers)")
+        raise NotInstalled(f"{repository} at {commit[:9]}: {path} is not there (python -m ropelab.study peers)")
 
     monkeypatch.setattr(peers.packages, "file_at", missing)
     peers.proposed.cache_clear()
     try:
-        with pytest.raises(Unavailable, match="make peers"):
+        with pytest.raises(Unavailable, match="python -m ropelab.study peers"):
             measure.grid(smoke=True)
     finally:
         peers.proposed.cache_clear()

@@ -513,7 +513,7 @@ def test_the_sweep_of_tiles_calls_the_kernels(monkeypatch):
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    """A package with a library that registers nothing, where ``make peers`` would put it."""
+    """A package with a library that registers nothing, where ``python -m ropelab.study peers`` would put it."""
     file = tmp_path / "vllm-1.0" / vllm.LIBRARIES[0]
     file.parent.mkdir(parents=True)
     file.write_bytes(b"library")

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ropelab.study.hub import build as hub
+
 ROOT = Path(__file__).parents[1]
-_spec = importlib.util.spec_from_file_location("hub_build", ROOT / "ropelab" / "study" / "hub" / "build.py")
-hub = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(hub)
 
 BLOCK = """
 import sys

@@ -1,4 +1,4 @@
-"""`make memcheck` runs every kernel."""
+"""`python -m ropelab.study memcheck` runs every kernel."""
 
 import importlib
 import pkgutil
@@ -12,7 +12,7 @@ if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: on a GPU, `make memcheck` runs the same calls")
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: a GPU runs the same calls in `memcheck`")
 def test_every_kernel_is_run(monkeypatch):
     from tests import memcheck
 

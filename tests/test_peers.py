@@ -1,4 +1,4 @@
-"""`make peers` without a network: wheels, a source distribution and files made up here, and the errors."""
+"""Peers without a network: wheels, a source distribution and files made up here, and the errors."""
 
 import ast
 import hashlib
@@ -215,7 +215,7 @@ def test_large_libraries_are_for_gpus_or_on_request(gpu, large, fetched, peers, 
         assert said.startswith("peers: to fetch: 1 package of 279 MB (peer-large 1.0 279 MB)\npeers: [1/1] peer-large")
     else:
         assert "peers: not fetched: 1 package of 279 MB (peer-large 1.0 279 MB), for an NVIDIA GPU" in said
-        assert "make peers LARGE=1" in said
+        assert "python -m ropelab.study peers --large" in said
 
 
 def test_shared_libraries_for_other_machines_are_left_out(peers, monkeypatch, capsys):
@@ -467,7 +467,7 @@ def test_code_that_was_changed_does_not_run(only_files, change, index, peers, mo
     if only_files and change == "a new file":  # that nothing loads
         assert packages.locate("peer-code", "1.0", peers)
     else:
-        with pytest.raises(packages.NotInstalled, match=r"peer-code 1.0.* \(?make peers"):
+        with pytest.raises(packages.NotInstalled, match=r"peer-code 1.0.* \(?python -m ropelab.study peers"):
             packages.locate("peer-code", "1.0", peers)
 
 
@@ -491,7 +491,7 @@ def test_a_changed_file_of_a_commit_does_not_run(tmp_path, monkeypatch):
     file.write_bytes(b"1")
     assert packages.file_at("owner/repo", COMMIT, "a/rope.py", tmp_path) == file
     file.write_bytes(b"2")
-    with pytest.raises(packages.NotInstalled, match="a/rope.py was changed: expected sha256 .*make peers"):
+    with pytest.raises(packages.NotInstalled, match="a/rope.py was changed: expected sha256 .*study peers"):
         packages.file_at("owner/repo", COMMIT, "a/rope.py", tmp_path)
 
 

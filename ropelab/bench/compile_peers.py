@@ -1,8 +1,8 @@
 """Compile the published CUDA sources of ``data/peers.toml`` into ``build/peers/compiled``, where there is nvcc.
 
-``make peers`` runs this file by its path after ``fetch_peers.py``. A run with nothing to compile imports the standard
-library only. Each library is a published source in one of the wrappers of ``peers/published``, which have no code of
-others. Headers that a source includes and nobody can fetch are stood in for by a header of that folder.
+``python -m ropelab.study peers`` does so after it has fetched the sources. Each library is a published source in one of
+the wrappers of ``peers/published``, which have no code of others. Headers that a source includes and nobody can fetch
+are stood in for by a header of that folder.
 
 Sources and headers are compared with the checksums of the list before they are compiled. The checksum of the library
 lies beside it, with the compiler, its options and the checksum of the wrapper: `ropelab.bench.packages.compiled`
@@ -14,12 +14,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from ropelab.bench import packages
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "data" / "peers.toml"
@@ -67,8 +68,6 @@ class Compiled:
         Raises:
             NotInstalled: a file is missing, or was changed.
         """
-        from ropelab.bench import packages  # imports torch, which takes longer than all else
-
         for file in self.files:
             packages.file_at(self.repository, self.commit, file, peers)
         for folder in filter(None, (*self.include, self.library)):
@@ -123,8 +122,6 @@ def read_list(file: Path = LIST) -> list[Compiled]:
 
 def compile_all(libraries: Sequence[Compiled], peers: Path, nvcc: str, arch: str) -> None:
     """Compile the libraries side by side, and print a line for each."""
-    from ropelab.bench.packages import NotInstalled
-
     running = []
     with tempfile.TemporaryDirectory() as name:
         for library in libraries:
@@ -136,7 +133,7 @@ def compile_all(libraries: Sequence[Compiled], peers: Path, nvcc: str, arch: str
                 continue
             try:
                 library.check(peers)
-            except NotInstalled as error:
+            except packages.NotInstalled as error:
                 _say(f"{target.name}: not compiled: {error}")
                 continue
             folder = Path(name) / library.name
@@ -177,7 +174,8 @@ def _say(text: str) -> None:
     print(f"peers: {text}", flush=True)
 
 
-def main() -> None:
+def compile_listed() -> None:
+    """Compile what is missing of the whole list, for the first GPU; without a GPU nothing."""
     arch = architecture()
     if arch is None:
         return
@@ -186,9 +184,4 @@ def main() -> None:
     if missing and nvcc is None:
         _say(f"there is no nvcc, so {len(missing)} published sources are not compiled, and the study goes on")
     elif missing:
-        sys.path.append(str(ROOT))  # where this Python has no ropelab
         compile_all(missing, PEERS, nvcc, arch)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,10 @@
 """Fetch the published code that the study compares with: from ``data/peers.toml`` into ``build/peers``.
 
-``make peers`` runs this file by its path. The file imports the standard library only, so a run with nothing to fetch
-ends before an import of torch would end. Packages come from the index that pip is configured for. Files of repositories
-come from GitHub. The list has the checksum of every download. A download goes to ``build/peers/.partial`` and moves to
-its place when the download is complete. After an interruption, the next run fetches the rest.
+``python -m ropelab.study peers`` is the command. Packages come from the index that pip is configured for. Files of
+repositories come from GitHub. The list has the checksum of every download. A download goes to ``build/peers/.partial``
+and moves to its place when the download is complete. After an interruption, the next run fetches the rest.
 """
 
-import argparse
 import fcntl
 import hashlib
 import http.client
@@ -217,7 +215,7 @@ def fetch(entries: Sequence[Entry], peers: Path, *, large: bool | None = None) -
             for_gpus = []
         for left_out, why in (
             (foreign, f"for other machines than {platform.machine()}"),
-            (for_gpus, "for an NVIDIA GPU (`make peers LARGE=1` fetches them)"),
+            (for_gpus, "for an NVIDIA GPU (`python -m ropelab.study peers --large` fetches them)"),
         ):
             if left_out:
                 _say(f"not fetched: {_with_sizes(left_out)}, {why}")
@@ -393,19 +391,9 @@ def _say(what: str) -> None:
     print(f"peers: {what}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Fetch the published code that the study compares with.")
-    parser.add_argument(
-        "--large", action=argparse.BooleanOptionalAction, default=None,
-        help="fetch the large libraries, which need an NVIDIA GPU; by default where there is such a GPU",
-    )  # fmt: skip
+def fetch_listed(large: bool | None = None) -> None:
+    """`fetch` the whole list into ``build/peers``; what goes wrong is said, and ends nothing."""
     try:
-        fetch(read_list(), PEERS, large=parser.parse_args().large)
+        fetch(read_list(), PEERS, large=large)
     except OSError as error:  # a folder that cannot be written
         _say(f"{error}; the study goes on")
-    except KeyboardInterrupt:
-        sys.exit("peers: interrupted; the next run fetches the rest")
-
-
-if __name__ == "__main__":
-    main()

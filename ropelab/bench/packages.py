@@ -80,18 +80,18 @@ def _check(package: str, version: str, peers: Path) -> None:
             try:
                 found = sha256(peers / entry.folder / file) if file else entry.checksum(peers)
             except OSError as error:
-                raise NotInstalled(f"{entry}: {error} (make peers)") from error
+                raise NotInstalled(f"{entry}: {error} (python -m ropelab.study peers)") from error
             if found != checksum:
                 raise NotInstalled(_changed(f"{entry} {file}".strip(), checksum, found, f"build/peers/{entry.folder}"))
 
 
 def _changed(what: str, expected: str, found: str, path: str) -> str:
     hashes = f"expected sha256 {expected[:12]}, got {found[:12]}"
-    return f"{what} was changed: {hashes}; without {path}, make peers fetches it again"
+    return f"{what} was changed: {hashes}; without {path}, python -m ropelab.study peers fetches it again"
 
 
 def compiled(name: str, code: str) -> Path:
-    """The library of CUDA code for the GPU at hand, as ``make peers`` puts it into ``build/peers/compiled/``.
+    """The library of CUDA code for the GPU at hand, under ``build/peers/compiled/``.
 
     The checksum that the library had when it was compiled lies beside it.
 
@@ -116,7 +116,7 @@ def compiled(name: str, code: str) -> Path:
 
 
 def file_at(repository: str, commit: str, path: str, peers: Path = PEERS) -> Path:
-    """The file of a public repository at a commit, as ``make peers`` puts it into ``build/peers/commits/``.
+    """The file of a public repository at a commit, under ``build/peers/commits/``.
 
     Args:
         repository: owner and name, for example ``"facebookresearch/fairseq2"``.
@@ -128,7 +128,7 @@ def file_at(repository: str, commit: str, path: str, peers: Path = PEERS) -> Pat
     """
     file = peers / "commits" / repository / commit / path
     if not file.is_file():
-        raise NotInstalled(f"{repository} at {commit[:9]}: {path} is not there (make peers)")
+        raise NotInstalled(f"{repository} at {commit[:9]}: {path} is not there (python -m ropelab.study peers)")
     for entry in _entries():
         if isinstance(entry, fetch_peers.Commit) and (entry.repository, entry.commit) == (repository, commit):
             expected, found = entry.sha256.get(path), hashlib.sha256(file.read_bytes()).hexdigest()

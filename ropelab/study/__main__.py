@@ -1,6 +1,8 @@
-"""The study's commands, ``python -m ropelab.study``, which the Makefile calls."""
+"""The study's commands, ``python -m ropelab.study``; the Makefile calls some of them."""
 
 import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ import torch
 import typer
 
 from ropelab.bench import processes
-from ropelab.bench.records import MEASUREMENTS, Selection, selection
+from ropelab.bench.records import MEASUREMENTS, ROOT, Selection, selection
 from ropelab.bench.workers import cores
 from ropelab.progress import ProgressLine
 
@@ -23,10 +25,23 @@ REPORTING = ("ropelab.study.engine.runner", "ropelab.study.site.ledgers")
 """The modules of what runs in processes of its own."""
 
 
+def for_generated_files(folder: Path) -> Path:
+    """The folder itself, unless somebody's own files may lie there: of this checkout `build` alone is generated."""
+    real = folder.resolve()
+    generated = real.is_relative_to(ROOT / "build")
+    holds_sources = ROOT.is_relative_to(real) or any((real / name).exists() for name in (".git", "pyproject.toml"))
+    if holds_sources or ".git" in real.parts or (real.is_relative_to(ROOT) and not generated):
+        expected = "expected a folder for generated files, build or one outside the checkout"
+        raise typer.BadParameter(f"{expected}, got {folder}")
+    return folder
+
+
 @app.callback()
 def main(
     context: typer.Context,
-    build: Annotated[Path, typer.Option(help="Where everything generated goes.")] = Path("build"),
+    build: Annotated[
+        Path, typer.Option(help="Where everything generated goes.", file_okay=False, callback=for_generated_files)
+    ] = Path("build"),
 ) -> None:
     processes.end_on_interruption()
     context.obj = build
@@ -101,13 +116,18 @@ def measure(
     """Measure on this GPU and replace its records; with --smoke, write trial records elsewhere."""
     if every and studies:
         sys.exit(f"--all: expected no names beside it, got {' '.join(studies)}")
-    if not torch.cuda.is_available():
-        sys.exit(f"measuring needs a CUDA GPU, and torch {torch.__version__} sees none on this machine")
-    if len(studies or ()) != 1:  # one study runs in this process, and nothing should disturb its times
+    has_gpu = torch.cuda.is_available()
+    if has_gpu and len(studies or ()) != 1:  # one study runs in this process, and nothing should disturb its times
         processes.start_server(MEASURING)
-    if every:
-        from ropelab.study.engine import registered
+    from ropelab.study.engine import registered
 
+    try:
+        registered.named(studies)
+    except ValueError as error:
+        sys.exit(str(error))
+    if not has_gpu:
+        sys.exit(f"measuring needs a CUDA GPU, and torch {torch.__version__} sees none on this machine")
+    if every:
         studies = list(registered.all_studies())
     take_measurements(context.obj, smoke, studies)
 
@@ -143,6 +163,54 @@ def lab(
         own += ["--allow-root", "--no-browser"]
     with runner.own_kernel(context.obj):
         os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *own, *(options or [])])
+
+
+@app.command()
+def peers(
+    large: Annotated[
+        bool | None, typer.Option("--large/--no-large", help="Large libraries, too; by default with an NVIDIA GPU.")
+    ] = None,
+) -> None:
+    """Fetch the published code that the study compares with, and compile its CUDA sources where there is nvcc."""
+    from ropelab.bench import compile_peers, fetch_peers
+
+    fetch_peers.fetch_listed(large)
+    compile_peers.compile_listed()
+
+
+@app.command()
+def hub(context: typer.Context) -> None:
+    """Write the package for the Hugging Face hub from the library's own sources."""
+    from ropelab.study.hub import build
+
+    folder = context.obj / "hub"
+    try:
+        build.build(folder)
+    except ValueError as error:
+        sys.exit(str(error))
+    print(f"the package is in {folder}")
+
+
+@app.command()
+def memcheck() -> None:
+    """Run every kernel under compute-sanitizer: bounds, races, reads before writes."""
+    if shutil.which("compute-sanitizer") is None:
+        sys.exit("compute-sanitizer, a tool of CUDA, is not on the PATH")
+    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+    for tool in ("memcheck", "racecheck", "initcheck"):
+        run("compute-sanitizer", "--tool", tool, "--error-exitcode", "1", sys.executable, "-m", "tests.memcheck")
+
+
+@app.command()
+def plugins() -> None:
+    """Hold the plugins to the classes of vLLM and SGLang, and say which of them this environment lacks."""
+    run(sys.executable, "-m", "pytest", "-rs", "tests/test_serving.py", "tests/test_plugins.py")
+
+
+def run(*command: str) -> None:
+    """Run a program in the checkout, and end with its exit code unless that is 0."""
+    if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
+        raise typer.Exit(code)
 
 
 def take_measurements(build: Path, smoke: bool, only: list[str] | None = None) -> list[str]:

@@ -72,7 +72,7 @@ class Shown:
 
     def evidence(self, name: str) -> Evidence | None:
         """The evidence that a CPU computes now, else its record. Without either: None, and a note that says why."""
-        why = f"{name} needs published code: `make peers` puts it into `build/peers`"
+        why = f"{name} needs published code: `python -m ropelab.study peers` puts it into `build/peers`"
         try:
             if found := find_evidence(name, records=self.where):
                 return found

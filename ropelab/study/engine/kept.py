@@ -2,8 +2,8 @@
 
 The file has three tasks. A test computes every verdict again and compares it with the file, so that a change of
 evidence shows even where no outcome turns. README.md and the guide show the verdicts of the file, so that the texts are
-the same on every machine. And a machine without published code (``make peers`` fetches it) has the verdicts that rest
-on it: the ledger then takes them from the file, and says so.
+the same on every machine. And a machine without published code (``python -m ropelab.study peers`` fetches it) has the
+verdicts that rest on it: the ledger then takes them from the file, and says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VERDICTS = ROOT / "data" / "verdicts.csv"
 COLUMNS = ["gpu", "id", "outcome", "words", "basis", "measured", "needs", "beyond", "remarks", "commit"]
 """``commit`` is the commit at which a verdict on fetched code was computed."""
 ABOUT = ["id", "by", "document", "statement"]
-FETCHED = "make peers"
+FETCHED = "python -m ropelab.study peers"
 """The words by which ``needs`` of a claim says that its code is fetched."""
 WITHOUT_FIGURES = "the outcome in the tables of README.md; its figures were not kept"
 """The figures of a verdict of which only the outcome is known."""

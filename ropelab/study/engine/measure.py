@@ -38,10 +38,7 @@ def measure(
         RuntimeError: a study raised; the error follows after the other studies.
     """
     known = registered.all_studies()
-    unknown = set(only or ()) - known.keys()
-    if unknown:
-        raise ValueError(f"only: expected names out of {list(known)}, got {sorted(unknown)}")
-    wanted = list(dict.fromkeys(only or [name for name, study in known.items() if not study.wide]))
+    wanted = registered.named(only)
     _, missing = peers.available(_PEERS)
     for name, reason in missing.items():
         print(f"  {name}: {reason}")

@@ -1,6 +1,7 @@
 """Every study: of the benchmarks, of the topics, and of the documents, each a module with ``STUDIES``."""
 
 import importlib
+from collections.abc import Sequence
 
 from ropelab.bench import studies
 from ropelab.bench.study import Study
@@ -23,3 +24,15 @@ def all_studies() -> dict[str, Study]:
             raise ValueError(f"{module.__name__}: expected names of studies of its own, got {sorted(taken)}")
         found |= module.STUDIES
     return found
+
+
+def named(only: Sequence[str] | None) -> list[str]:
+    """The studies that are asked for by their names, by default all but the wide sweeps.
+
+    Raises:
+        ValueError: a study is unknown.
+    """
+    known = all_studies()
+    if unknown := set(only or ()) - known.keys():
+        raise ValueError(f"only: expected names out of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    return list(dict.fromkeys(only or [name for name, study in known.items() if not study.wide]))

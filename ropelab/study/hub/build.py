@@ -1,7 +1,5 @@
 """Write ropelab as a package for the Hugging Face hub.
 
-Run ``make hub``, or ``python ropelab/study/hub/build.py FOLDER``.
-
 The package holds the modules of ropelab that its functions need, and the few files of ``source``. The step from a
 module of ropelab to a file of the package changes three kinds of lines and nothing else:
 
@@ -170,10 +168,3 @@ def add_op_namespace_prefix(name: str) -> str:
 
 def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python build.py FOLDER")
-    build(Path(sys.argv[1]))
-    print(f"hub: {sys.argv[1]}")

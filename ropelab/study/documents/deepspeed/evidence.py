@@ -221,7 +221,7 @@ def kernel_source() -> pd.DataFrame:
             "loops": sum(isinstance(node, ast.For | ast.While) for node in nodes),
         })  # fmt: skip
     if not rows:
-        raise Unavailable("no torchembed with a fused kernel under build/peers (make peers)")
+        raise Unavailable("no torchembed with a fused kernel under build/peers (python -m ropelab.study peers)")
     return pd.DataFrame(rows)
 
 

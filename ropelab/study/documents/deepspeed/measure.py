@@ -48,7 +48,7 @@ def packages(*, smoke: bool = False) -> pd.DataFrame:
     """The versions of torchembed, and whether each ships the fused kernel: columns version, has_triton_module."""
     found = peers.torchembed_kernels()
     if not found:
-        raise Unavailable("no torchembed under build/peers (make peers)")
+        raise Unavailable("no torchembed under build/peers (python -m ropelab.study peers)")
     return pd.DataFrame({"version": list(found), "has_triton_module": list(found.values())})
 
 
@@ -258,7 +258,7 @@ def _kernel_device() -> str:
 def _versions_with_kernel() -> list[str]:
     found = [version for version, has_kernel in peers.torchembed_kernels().items() if has_kernel]
     if not found:
-        raise Unavailable("no torchembed with a fused kernel under build/peers (make peers)")
+        raise Unavailable("no torchembed with a fused kernel under build/peers (python -m ropelab.study peers)")
     return found
 
 

@@ -53,7 +53,7 @@ def newest_torchembed() -> str:
     """
     with_kernel = [version for version, has in torchembed_kernels().items() if has]
     if not with_kernel:
-        raise Unavailable("no torchembed with a fused kernel (make peers)")
+        raise Unavailable("no torchembed with a fused kernel (python -m ropelab.study peers)")
     return with_kernel[-1]
 
 
@@ -64,7 +64,7 @@ def interpreted_kernel(version: str) -> Callable[..., tuple[torch.Tensor, torch.
         Unavailable: the version is not at hand, ships no kernel, or Triton is not installed.
     """
     if not torchembed_kernels().get(version):
-        raise Unavailable(f"no torchembed {version} with a fused kernel (make peers)")
+        raise Unavailable(f"no torchembed {version} with a fused kernel (python -m ropelab.study peers)")
     with contextlib.suppress(ImportError):  # a launch would import the module while the interpreter is at work
         importlib.import_module("triton.experimental.gluon")
     with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):  # Triton reads the variable where a kernel is defined

@@ -1,0 +1,1 @@
+"""The package for the Hugging Face hub."""
