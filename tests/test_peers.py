@@ -1,6 +1,5 @@
 """Peers without a network: wheels, a source distribution and files made up here, and the errors."""
 
-import ast
 import hashlib
 import http.server
 import importlib.util
@@ -18,9 +17,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from ropelab.bench import fetch_peers, packages, peer_files
+from ropelab.bench import compile_peers, fetch_peers, packages, peer_files
 from ropelab.bench.fetch_peers import Commit, Package
+from ropelab.study.__main__ import app
 
 needs_pip = pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="needs pip")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -289,26 +290,17 @@ def test_without_a_network_there_is_one_line_and_no_second_try(index, peers, mon
 
 @pytest.mark.process
 @needs_pip
-def test_the_command_succeeds_without_a_network(index, tmp_path, monkeypatch):
-    """The file runs by its path, outside of the package, and imports the standard library alone."""
+def test_the_command_succeeds_without_a_network(index, peers, monkeypatch):
     no_network(monkeypatch)
-    for name in ("ropelab/bench", "data"):
-        (tmp_path / name).mkdir(parents=True)
-    script = tmp_path / "ropelab" / "bench" / "fetch_peers.py"
-    script.write_bytes(Path(fetch_peers.__file__).read_bytes())
-    (tmp_path / "data" / "peers.toml").write_text(
-        f'[[package]]\nname = "a"\nversion = "1"\ndownload = "a-1-py3-none-any.whl"\nbytes = 1\nsha256 = "{WRONG}"\n'
-        'files = ["a.py"]\n'
-    )
-    done = subprocess.run([sys.executable, "-P", str(script)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "no network" in done.stdout and not done.stderr
-    (tmp_path / "build" / "peers" / "a-1").mkdir()
-    done = subprocess.run([sys.executable, "-P", str(script)], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    tree = ast.parse(script.read_text())
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names
+    entry = Package("a", "1", "a-1-py3-none-any.whl", 1, WRONG, ("a.py",))
+    monkeypatch.setattr(fetch_peers, "read_list", lambda: [entry])
+    monkeypatch.setattr(fetch_peers, "PEERS", peers)
+    monkeypatch.setattr(compile_peers, "architecture", lambda: None)
+    done = CliRunner().invoke(app, ["peers"])
+    assert done.exit_code == 0 and "no network" in done.output
+    (peers / "a-1").mkdir()
+    done = CliRunner().invoke(app, ["peers"])
+    assert (done.exit_code, done.output) == (0, "")
 
 
 @needs_pip
