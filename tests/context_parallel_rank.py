@@ -74,7 +74,7 @@ def main(backend: str, init_method: str, rank: int, world_size: int) -> None:
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     dist.init_process_group(
-        backend, init_method=init_method, rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+        backend, init_method=init_method, rank=rank, world_size=world_size, timeout=timedelta(seconds=300)
     )
     for seq_format in SEQ_FORMATS:
         for chunks in CHUNKS:

@@ -304,7 +304,7 @@ def main(backend: str, rendezvous: str, own: int, size: int) -> None:
     device = torch.device("cuda", own) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, init_method=rendezvous, rank=own, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(backend, init_method=rendezvous, rank=own, world_size=size, timeout=timedelta(seconds=300))
     try:
         run(device, size)
     finally:

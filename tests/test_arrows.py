@@ -2,17 +2,13 @@
 
 import ast
 import graphlib
-import itertools
 import os
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 import ropelab
-from ropelab.kernels import INTERPRETED
 
 Graph = dict[str, set[str]]
 
@@ -180,45 +176,3 @@ def test_a_linked_folder_is_a_package(tmp_path):
         pytest.skip("needs symlinks")
     found = violations(import_graph(tmp_path / "ropelab", "ropelab"))
     assert found == ["ropelab.kernels.rotate -> ropelab.rope"]
-
-
-# ---------------------------------------------------------------------------------------------- the way of one call
-
-FORWARD = ["rope.py", "autograd/rotation.py", "call/rotation.py", "call/operation.py", "kernels/launch.py"]
-
-
-def files_on_the_way(monkeypatch, call) -> list[list[str]]:
-    """For each launch during ``call``: the files of ropelab from the first frame to the launch, without repetition."""
-    found = []
-
-    def seen(addresses):
-        stack = [Path(frame.filename) for frame in traceback.extract_stack()]
-        names = [path.relative_to(LIBRARY).as_posix() for path in stack if path.is_relative_to(LIBRARY)]
-        found.append([name for name, _ in itertools.groupby(names)])
-        return alignments(addresses)
-
-    from ropelab.kernels import launch  # needs Triton
-
-    alignments = launch.alignments
-    monkeypatch.setattr(launch, "alignments", seen)
-    call()
-    return found
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
-def test_a_call_passes_few_files_and_never_climbs(monkeypatch):
-    """Five files lead to the launch; the first call of its kind also passes rotate_triton, which plans the launch."""
-    q, k = torch.randn(1, 4, 2, 8), torch.randn(1, 4, 1, 8)
-    cos, sin = ropelab.rotary_table(4, 8)
-    (way,) = files_on_the_way(monkeypatch, lambda: ropelab.apply_rope(q, k, cos=cos, sin=sin))
-    assert way == FORWARD
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
-def test_the_backward_mirrors_the_forward(monkeypatch):
-    q = torch.randn(1, 4, 2, 8, requires_grad=True)
-    cos, sin = ropelab.rotary_table(4, 8)
-    forward, backward = files_on_the_way(
-        monkeypatch, lambda: ropelab.apply_rope(q, cos=cos, sin=sin).backward(torch.ones_like(q))
-    )
-    assert forward == FORWARD and backward == FORWARD[1:]

@@ -44,7 +44,7 @@ def test_ranks_rotate_the_bits_of_the_whole(backend, tmp_path):
         for rank in range(RANKS)
     ]
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

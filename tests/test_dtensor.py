@@ -45,7 +45,7 @@ def test_ranks_compute_what_one_process_computes(backend, tmp_path):
         for rank in range(RANKS)
     ]  # fmt: skip
     try:
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -25,11 +25,6 @@ def test_the_table_names_every_example():
     assert sorted(commands) == sorted(expected)
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.stem)
-def test_an_example_is_short(path):
-    assert len(path.read_text().splitlines()) < 80
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_an_example_runs(path):

@@ -50,8 +50,7 @@ def reports(surroundings):
 # -------------------------------------------------------------------------------------------------- the catalogue
 
 
-def test_at_least_forty_are_expressed_each_once():
-    assert len(FAULTS) >= 40
+def test_each_is_expressed_once():
     assert len(FAULTS) == sum(isinstance(v, Fault) for theme in THEMES.values() for v in vars(theme).values())
     assert not set(FAULTS) & {left.name for left in NOT_EXPRESSED}
 
@@ -88,13 +87,6 @@ def test_it_is_recognised(fault, reports):
 def raises(report):
     """Whether every law that does not hold is an exception, which has a traceback in place of a diagnosis."""
     return all(result.status == "error" for result in report.results if result.failed)
-
-
-def test_nine_of_ten_are_recognised(reports):
-    here = [f for f in FAULTS.values() if runs_on(f, device_of(f)) and not (f.race and HAS_GPU)]
-    here = [f for f in here if not raises(reports(f))]
-    found = sum(fault.name in [d.fault.name for d in reports(fault).diagnosis] for fault in here)
-    assert found >= 0.9 * len(here), f"{found} of {len(here)}"
 
 
 def test_no_fault_replaces_a_function(reports, surroundings):

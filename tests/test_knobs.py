@@ -329,7 +329,7 @@ def browse(folder, name, query="", script=""):
         f"--user-data-dir={folder / 'profile'}",
         "--dump-dom",
     ]
-    done = subprocess.run([*command, f"{page.as_uri()}{query}"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, f"{page.as_uri()}{query}"], capture_output=True, text=True, timeout=300)
     return BeautifulSoup(done.stdout, "html.parser")
 
 

@@ -36,14 +36,14 @@ def test_jupyterlab_opens_on_the_first_notebook_at_the_given_address(tmp_path):
         assert page.url.split("?")[0] == f"http://127.0.0.1:{port}/lab/tree/notebooks/00_tour.ipynb"
         assert page.status == 200
         server.send_signal(signal.SIGTERM)
-        server.wait(60)
+        server.wait(300)
     finally:
         server.kill()
 
 
 def opened(url, server, log):
     """The answer to a request, once the server is there."""
-    limit = time.monotonic() + 240
+    limit = time.monotonic() + 300
     while time.monotonic() < limit:
         assert server.poll() is None, log.read_text()
         try:

@@ -15,8 +15,6 @@ from ropelab.study.engine import parameters, record_links, runner  # noqa: E402
 from ropelab.study.site import bibliography, chapters  # noqa: E402
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-MOST_CODE_LINES = 130
-LONGEST_SENTENCE = 30
 DRAWING = {"matplotlib", "matplotlib.pyplot", "pyplot", "seaborn", "subplots", "set_title"}
 TIMERS = {"time", "timeit", "do_bench", "do_bench_cudagraph", "perf_counter", "Event"}
 
@@ -139,11 +137,8 @@ def test_headings_tell_what_the_sections_say(notebook):
     assert any("finding(" in cell.source for cell in code_cells(notebook)), "nothing for the report's first page"
 
 
-def test_a_title_and_little_code(notebook):
+def test_the_first_cell_is_a_title(notebook):
     assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
-    shown = [cell for cell in code_cells(notebook) if "answer" not in cell.metadata.get("tags", [])]
-    lines = [line for cell in shown for line in cell.source.splitlines() if line.strip()]
-    assert len(lines) <= MOST_CODE_LINES, f"{len(lines)} lines of code: what computes belongs in the library"
 
 
 def test_a_cell_invites_to_change_something(notebook):

@@ -348,19 +348,21 @@ def test_a_right_operator_shows_nothing():
 
 def test_rows_in_other_slots_are_named_with_both_slots():
     """Tokens 2 and 3 with a slot exchange their slots in calls of more than ten tokens."""
-    right, moved = CORRECT["rope_and_cache"], {}
+    right, moved = CORRECT["rope_and_cache"], []
 
     def function(q, k, v, key_cache, value_cache, slot_mapping, **options):
         slots = slot_mapping.clone()
         live = torch.nonzero(slots >= 0).flatten()
         if len(live) > 3:
-            moved[len(slots)] = live[2].item(), slots[live[3]].item(), slots[live[2]].item()
+            moved.append((live[2].item(), slots[live[3]].item(), slots[live[2]].item()))
             slots[live[[2, 3]]] = slots[live[[3, 2]]]
         return right(q, k, v, key_cache, value_cache, slots, **options)
 
     declaration = declare("rope_and_cache")
     subject = declaration.subject(function, Surroundings())
     said = " ".join(identify_cache(subject, declaration.sizes).words())
-    tokens = declaration.sizes.batch * declaration.sizes.tokens
-    assert "the stored k is in other slots: token {} in slot {} (block".format(*moved[tokens]) in said
-    assert f"in place of slot {moved[tokens][2]} (block" in said
+    assert any(
+        f"the stored k is in other slots: token {token} in slot {slot} (block" in said
+        and f"in place of slot {meant} (block" in said
+        for token, slot, meant in moved
+    )

@@ -326,7 +326,7 @@ def test_a_browser_filters_claims_and_finds_words(study, tmp_path):
 
     def opened(width=1280, **query):
         address = [f"--window-size={width},900", f"{page.as_uri()}?{urlencode(query)}"]
-        dom = subprocess.run([*command, *address], capture_output=True, text=True, timeout=60).stdout
+        dom = subprocess.run([*command, *address], capture_output=True, text=True, timeout=300).stdout
         return BeautifulSoup(dom, "html.parser")
 
     assert not opened().select(".more")  # the hint at what scrolls
