@@ -28,10 +28,11 @@ help: ## this list
 	@echo "  python -m ropelab.study  the other commands: figures, peers, hub, memcheck, plugins"
 
 test: has-study has-test ## the test suite; a GPU runs the tests that need one, too
-	$(RUN) pytest --size=core --numprocesses auto --dist loadfile
+	$(RUN) pytest -m 'not process' --junitxml=build/tests/parallel.xml --numprocesses auto --dist worksteal
+	$(RUN) pytest -m process --junitxml=build/tests/process.xml
 
 test-fast: has-study has-test ## the smallest case of each test that needs neither other processes nor published code
-	$(RUN) pytest --size=smoke -m 'not process and not peers' --numprocesses auto
+	$(RUN) pytest --size=smoke -m 'not process and not peers' --numprocesses auto --dist worksteal
 
 check: has-check ## ruff's rules and format, and the types of the library, in a minute
 	$(RUN) ruff check .
