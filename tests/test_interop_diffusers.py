@@ -7,7 +7,7 @@ diffusers = pytest.importorskip("diffusers")
 
 from ropelab.conformance.models import diffusers_models  # noqa: E402
 from ropelab.interop import over_kernel  # noqa: E402
-from ropelab.interop.diffusers import patch  # noqa: E402
+from ropelab.interop.diffusers import is_patched, patch, unpatch  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["FluxTransformer2DModel", "QwenImageTransformer2DModel", "WanTransformer3DModel",
@@ -30,7 +30,11 @@ def test_undo_puts_everything_back():
     with patch(model) as patched:
         assert "WanAttnProcessor.__call__" in patched.functions
         assert transformer_wan.WanAttnProcessor.__call__ is not call
-        assert patch(model).functions == []  # patched already
+        again = patch(model)
+        assert again.functions == [] and "already patched: WanAttnProcessor.__call__" in repr(again)
+    assert transformer_wan.WanAttnProcessor.__call__ is not call and is_patched(model)
+    unpatch(model)
+    assert not is_patched(model)
     assert transformer_wan.WanAttnProcessor.__call__ is call and embeddings.apply_rotary_emb is shared
 
 

@@ -1,5 +1,8 @@
 """Models of Transformers whose rotation and update of a static cache become one call."""
 
+import contextlib
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -90,14 +93,40 @@ def test_the_cache_holds_what_two_steps_write(calls, torch_backend):
         assert y[:, :, 6:].eq(0).all() and y[:, :, :6].ne(0).all()
 
 
-def test_a_token_beyond_the_end_of_the_cache_leaves_the_other_sequences_alone(torch_backend):
+REFUSED = {
+    # the sequences and tokens of each call; a cache has room for 5 tokens of as many sequences as the first call has
+    "a prompt that is too long": [(2, 6)],
+    "a long prompt of one sequence": [(1, 9)],
+    "a token too many": [(2, 5), (2, 1)],
+    "a chunk across the end": [(2, 3), (2, 3)],
+    "fewer sequences": [(2, 2), (1, 1)],
+    "more sequences": [(2, 2), (3, 1)],
+}
+
+
+@pytest.mark.parametrize("patched", [False, True], ids=["original", "patched"])
+@pytest.mark.parametrize("calls_made", REFUSED.values(), ids=REFUSED)
+def test_what_the_original_refuses_is_refused(torch_backend, calls_made, patched):
+    """In no case do logits come back, or other sequences change."""
+    model, before = build(), None
+    cache = transformers.StaticCache(config=model.config, max_cache_len=5)
+    with torch.no_grad(), patch(model) if patched else contextlib.nullcontext():
+        for shape in calls_made:
+            before = cache.layers[0].keys.clone() if cache.layers[0].is_initialized else None
+            refused = pytest.raises((IndexError, RuntimeError)) if shape is calls_made[-1] else contextlib.nullcontext()
+            with refused:
+                model(TOKENS[:1, :1].expand(shape), past_key_values=cache, use_cache=True)
+    assert not patched or before is None or torch.equal(cache.layers[0].keys, before)
+
+
+def test_a_full_cache_is_refused_under_torch_compile(torch_backend):
     model = build()
     cache = transformers.StaticCache(config=model.config, max_cache_len=5)
     with torch.no_grad(), patch(model):
         model(TOKENS, past_key_values=cache, use_cache=True)
-        before = cache.layers[0].keys.clone()
-        model(TOKENS[:, :1], past_key_values=cache, use_cache=True)
-    assert torch.equal(cache.layers[0].keys, before)
+        with pytest.raises(RuntimeError, match="past_key_values: expected at most 5 tokens in the cache, got more"):
+            torch.compile(model, backend="aot_eager")(TOKENS[:, :1], past_key_values=cache, use_cache=True)
+    torch._dynamo.reset()  # it skips code that raised
 
 
 def test_under_torch_compile_tokens_are_equal(torch_backend):
@@ -172,6 +201,61 @@ def test_layers_that_use_q_or_k_before_the_update_keep_two_steps(calls, torch_ba
     with patch(model):
         ours, _ = generated(model)
     assert not calls and torch.equal(ours, tokens)
+
+
+OVERFLOW = """
+import sys, torch
+from ropelab.interop.huggingface import patch
+from tests.test_interop_static_cache import TOKENS, build, transformers
+way = sys.argv[1]
+model = build("Qwen3", torch.bfloat16, head_dim=64).cuda()
+cache = transformers.StaticCache(config=model.config, max_cache_len=5)
+with torch.no_grad(), patch(model):
+    model(TOKENS.cuda(), past_key_values=cache, use_cache=True)  # the cache is full
+    token = TOKENS[:, :1].cuda()
+    if way == "graph":
+        cache.layers[0].cumulative_length.sub_(1), cache.layers[1].cumulative_length.sub_(1)
+        stream = torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = model(token, past_key_values=cache, use_cache=True).logits
+        graph.replay()  # the capture counts no token
+        torch.cuda.synchronize()
+        print("the last token fits", flush=True)
+        graph.replay()
+    else:
+        run = torch.compile(model, fullgraph=True) if way == "compiled" else model
+        print("the last token fits", flush=True)
+        logits = run(token, past_key_values=cache, use_cache=True).logits
+    torch.cuda.synchronize()
+print("logits came back")
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", ["eager", "compiled", "graph"])
+def test_a_full_cache_ends_in_a_device_assertion(way):
+    """In a process of its own, because an assertion of the device ends all work of the process on it."""
+    ran = subprocess.run([sys.executable, "-c", OVERFLOW, way], capture_output=True, text=True)
+    assert "the last token fits" in ran.stdout and "logits came back" not in ran.stdout, ran.stdout
+    assert ran.returncode and "device-side assert" in ran.stderr, ran.stderr
+
+
+@pytest.mark.gpu
+def test_the_host_does_not_wait_for_the_device():
+    model = build("Qwen3", torch.bfloat16, head_dim=64).cuda()
+    cache = transformers.StaticCache(config=model.config, max_cache_len=8)
+    positions = torch.arange(6, device="cuda").expand(2, -1)
+    mask = {"full_attention": torch.ones(2, 1, 1, 8, dtype=torch.bool, device="cuda")}
+    with torch.no_grad(), patch(model):
+        model(TOKENS.cuda(), past_key_values=cache, use_cache=True)
+        layer, hidden = model.model.layers[0].self_attn, torch.randn(2, 1, 32, device="cuda", dtype=torch.bfloat16)
+        tables = model.model.rotary_emb(hidden, positions[:, 5:])
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            layer(hidden, position_embeddings=tables, attention_mask=mask["full_attention"], past_key_values=cache)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ropelab.arguments import shown
 from ropelab.interop.calls import Call, Complex, Turn
 from ropelab.interop.over_kernel import ForeignRotation, Rotating, rotation_of
-from ropelab.interop.patch import Patch, Place
+from ropelab.interop.patch import Patch, Place, check_model, is_replaced, undo_all
 
 _NAME = re.compile(r"_?apply_(\w+_)?rotary_emb(_\w+)?$|apply_rope$")
 _INNER = "_rotation_over_ropelab"
@@ -96,27 +95,37 @@ def patch(model: torch.nn.Module) -> Patch:
         TypeError: ``model`` is not a module.
         ValueError: the model has no rotation of a known convention. The patch replaces nothing then.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model: expected a torch.nn.Module, got {shown(model)}")
+    check_model(model)
     new: dict[Place, object] = {}
     refusals: list[str] = []
-    known = False
     for place, function in rotation_functions(model):
-        known |= rotation_of(function) is not None
-        if rotation_of(function) is None:
-            try:
-                new[place] = ForeignRotation(f"{place[0].__name__}.{place[1]}", function, CALLS).over_kernel()
-            except ValueError as reason:
-                refusals.append(str(reason))
+        try:
+            name = f"{place[0].__name__}.{place[1]}"
+            new[place] = function if rotation_of(function) else ForeignRotation(name, function, CALLS).over_kernel()
+        except ValueError as reason:
+            refusals.append(str(reason))
     for kind in _processors(model):
         try:
             new |= _with_inner_rotation(kind)
         except ValueError as reason:
             refusals.append(str(reason))
-    if not new and not known:
+    if not new:
         expected = "a transformer of diffusers with a rotation"
         raise ValueError(refusals[0] if refusals else f"model: expected {expected}, got {type(model).__name__}")
-    return Patch(new)
+    return Patch(new, model)
+
+
+def unpatch(model: torch.nn.Module) -> None:
+    """Undo every patch of a model. A function stays replaced while the patch of another model wants it."""
+    check_model(model)
+    undo_all(model)
+
+
+def is_patched(model: torch.nn.Module) -> bool:
+    """Whether a model rotates with the kernel, by a patch of its own or of another model with the same functions."""
+    check_model(model)
+    functions = (function for _, function in rotation_functions(model))
+    return any(map(rotation_of, functions)) or any(is_replaced(kind, "__call__") for kind in _processors(model))
 
 
 def rotation_functions(model: torch.nn.Module) -> Iterator[tuple[Place, Rotating]]:
@@ -138,7 +147,7 @@ def _processors(model: torch.nn.Module) -> list[type]:
 
 
 def _with_inner_rotation(kind: type) -> dict[Place, object]:
-    """A new ``__call__`` of a processor that defines a rotation inside of ``__call__``; nothing for another processor.
+    """The ``__call__`` of a processor that defines a rotation inside of it, over the kernel; nothing for others.
 
     Raises:
         ValueError: as for `ForeignRotation`; or the rotation reads variables of ``__call__``.
@@ -146,7 +155,9 @@ def _with_inner_rotation(kind: type) -> dict[Place, object]:
     call = kind.__call__
     constants = call.__code__.co_consts if inspect.isfunction(call) else ()
     inner = [c for c in constants if isinstance(c, types.CodeType) and _NAME.match(c.co_name)]
-    if not inner or _INNER in call.__globals__:
+    if is_replaced(kind, "__call__"):
+        return {(kind, "__call__"): call}
+    if not inner:
         return {}
     [code] = inner
     name = f"{kind.__module__}.{kind.__qualname__}.{code.co_name}"

@@ -6,10 +6,10 @@ Read the files in this order:
 2. `calls` lists how the rotations of Transformers are called.
 3. `layers` finds the attention layers that normalize q and k before they rotate q and k.
 4. `projections` makes the projections and the rotation of an attention layer one call.
-5. `model` holds `patch`.
+5. `model` holds `patch`, `unpatch` and `is_patched`.
 """
 
 from ropelab.interop.huggingface.function import apply_rotary_pos_emb
-from ropelab.interop.huggingface.model import patch
+from ropelab.interop.huggingface.model import is_patched, patch, unpatch
 
-__all__ = ["apply_rotary_pos_emb", "patch"]
+__all__ = ["apply_rotary_pos_emb", "is_patched", "patch", "unpatch"]

@@ -7,7 +7,6 @@ the update of its cache; the layer is called with small random hidden states to 
 from __future__ import annotations
 
 import inspect
-import types
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from ropelab.interop.huggingface.layers import (
     calls_rotation,
     forward_of,
     memory,
+    own,
     with_rotation,
 )
 from ropelab.interop.huggingface.projections import check_tables, of_pairs
@@ -55,34 +55,35 @@ def caching_layers(
             continue
         [(name, rotation)] = used.items()
         try:
-            forward_of(layer)
+            function = forward_of(layer)
             with device:  # a caller may have another default
                 check_tables(model, rotation.understood[0].kind)
                 _check(layer, name, rotation)
         except Refused:
             continue
-        plain = forwards.get((layer, "forward"), layer.forward)
-        new[layer, "forward"] = _caching(layer, name, rotation.understood[0].kind, plain, norms.get(layer), said)
+        plain: Any = getattr(forwards.get((layer, "forward")), "__func__", function)
+        forward = _caching(layer, name, rotation.understood[0].kind, plain, norms.get(layer, []), said)
+        new[layer, "forward"] = own(forward, layer)
     return new
 
 
-def _caching(layer: Any, name: str, kind: Kind, plain: Any, norms: list[Norm] | None, said: set[str]) -> Rotating:
+def _caching(layer: Any, name: str, kind: Kind, plain: Rotating, norms: list[Norm], said: set[str]) -> Rotating:
     unrotated = with_rotation(type(layer).forward, name, lambda q, k, *tables, **options: (q, (q, k)))
     cache_name = _cache_of(layer)
 
     def forward(self, *args, **kwargs):
         cache, tables = kwargs.get(cache_name), kwargs.get(TABLES)
         if tables is None or torch.is_grad_enabled() or not _is_static(cache, self.layer_idx):
-            return plain(*args, **kwargs)
+            return plain(self, *args, **kwargs)
         if why := _unfit(cache, self.layer_idx, tables[0].dtype):
             if why not in said and not torch.compiler.is_compiling():
                 said.add(why)
                 text = f"{type(self).__name__}: rotation and update of the cache stay two steps, because {why}"
                 warnings.warn(text, stacklevel=2)
-            return plain(*args, **kwargs)
-        return unrotated(self, *args, **kwargs | {cache_name: _OnePass(cache, tables, kind, norms)})
+            return plain(self, *args, **kwargs)
+        return unrotated(self, *args, **kwargs | {cache_name: _OnePass(self, cache, tables, kind, norms)})
 
-    return types.MethodType(forward, layer)
+    return forward
 
 
 def _cache_of(layer: torch.nn.Module) -> str:
@@ -113,12 +114,15 @@ class _OnePass:
     """A static cache whose update also rotates, in place of q.
 
     Args:
+        attention: the module of the norms.
         cache: the ``StaticCache``.
         tables: cosines and sines of the tokens, ``[B, S, columns]``.
     """
 
-    def __init__(self, cache: Any, tables: tuple[torch.Tensor, ...], kind: Kind, norms: list[Norm] | None):
-        self.cache, self.tables, self.kind, self.norms = cache, tables, kind, norms
+    def __init__(
+        self, attention: torch.nn.Module, cache: Any, tables: tuple[torch.Tensor, ...], kind: Kind, norms: list[Norm]
+    ):
+        self.attention, self.cache, self.tables, self.kind, self.norms = attention, cache, tables, kind, norms
 
     def update(self, q_and_k, v, layer_idx, *args, **kwargs):
         q, k = q_and_k
@@ -126,17 +130,23 @@ class _OnePass:
         if not layer.is_initialized:
             layer.lazy_initialization(k, v)
         batch, _, length, _ = k.shape
-        place = torch.arange(length, device=k.device) + layer.cumulative_length
-        layer.cumulative_length.add_(length)
-        slots = torch.where(place < layer.max_cache_len, place, -1)  # beyond its end lies the next sequence
-        if batch > 1:
-            first = torch.arange(0, batch * layer.max_cache_len, layer.max_cache_len, device=k.device)
-            slots = torch.where(slots < 0, -1, first[:, None] + slots).flatten()
+        if batch != len(layer.keys):
+            raise IndexError(f"past_key_values: expected a cache of {batch} sequences, got {len(layer.keys)}")
+        size = layer.max_cache_len
+        slots = torch.arange(length, device=k.device) + layer.cumulative_length
+        fits = layer.cumulative_length.add_(length) <= size
+        torch._assert_async(fits, f"past_key_values: expected at most {size} tokens in the cache, got more")
+        if batch > 1:  # a token beyond the end of its sequence belongs to no other sequence
+            first = torch.arange(0, batch * size, size, device=k.device)
+            slots = torch.where(slots < size, first[:, None] + slots, batch * size).flatten()
         rotary_dim = self.kind.rotary_dim(self.tables[0])
         cos, sin = (of_pairs(table, self.kind, rotary_dim) for table in self.tables)
         options: dict[str, Any] = {}
         if self.norms:
-            options = {"q_weight": self.norms[0].weight(), "k_weight": self.norms[1].weight(), "eps": self.norms[0].eps}
+            weights = dict(
+                zip(("q_weight", "k_weight"), (norm.weight(self.attention) for norm in self.norms), strict=True)
+            )
+            options = weights | {"eps": self.norms[0].eps}
         rope_and_cache(
             q, k, v, layer.keys.transpose(1, 2), layer.values.transpose(1, 2), slots, cos=cos, sin=sin, q_out=q,
             layout=self.kind.layout, seq_format="bhsd", rotary_slice=(0, rotary_dim), **options,

@@ -3,6 +3,9 @@
 A layer is called with small random hidden states up to its rotation. The layer qualifies if both tensors that it
 rotates are views of results of its norms, which nothing else has used, and if the norms are RMS norms of a head.
 The layer then gets a ``forward`` with the same code, in which the name of the rotation means the fused pass.
+
+A new ``forward`` holds names and numbers, and finds modules through its ``self``. So a deep copy of a layer computes
+with its own weights.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import functools
 import inspect
 import textwrap
 import types
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -28,16 +32,15 @@ EPS_NAMES = ("variance_epsilon", "eps", "norm_eps", "epsilon")
 
 
 class Norm(NamedTuple):
-    """An RMS norm of a head: ``x / sqrt(mean(x^2) + eps) * (offset + weight)``."""
+    """An RMS norm of a head, by its name in the layer: ``x / sqrt(mean(x^2) + eps) * (offset + weight)``."""
 
-    module: torch.nn.Module
+    name: str
     eps: float
     offset: int
 
-    def weight(self) -> torch.Tensor:
+    def weight(self, layer: torch.nn.Module) -> torch.Tensor:
         """The factors ``[D]``."""
-        weight = self.module.weight
-        assert isinstance(weight, torch.Tensor)
+        weight = getattr(layer, self.name).weight
         return weight + self.offset if self.offset else weight
 
 
@@ -92,16 +95,41 @@ def _fused(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> tupl
         Refused: the layer does something else than normalize q and k and rotate them.
     """
     function = forward_of(layer)
-    norms = [_norm(module, features) for module, features in _norms_before(layer, name, rotation)]
+    modules = _norms_before(layer, name, rotation)
+    norms = [_norm(_attribute(layer, module), module, features) for module, features in modules]
     if norms[0].eps != norms[1].eps:
         raise Refused(f"its norms have eps {norms[0].eps} and {norms[1].eps}")
-    if any("forward" in vars(norm.module) for norm in norms):
+    if any("forward" in vars(module) for module, _ in modules):
         raise Refused("the forward of a norm is replaced")
-    if _decides(function, {name, *(_attribute(layer, norm.module) for norm in norms)}):
+    if _decides(function, {name, *(norm.name for norm in norms)}):
         raise Refused("an argument of the call decides whether it normalizes or rotates")
-    new = with_rotation(function, name, _norm_and_rotate(rotation, norms))
-    forwards: dict[Place, object] = {(norm.module, "forward"): _same for norm in norms}
-    return forwards | {(layer, "forward"): types.MethodType(new, layer)}, norms
+    originals = [type(module).forward for module, _ in modules]
+    new = with_rotation(function, name, _norm_and_rotate(rotation, norms, originals), gives_self=True)
+    forwards: dict[Place, object] = {(module, "forward"): own(_same, module) for module, _ in modules}
+    return forwards | {(layer, "forward"): own(new, layer)}, norms
+
+
+_OWN: weakref.WeakSet[Rotating] = weakref.WeakSet()
+
+
+def own(forward: Rotating, module: torch.nn.Module) -> types.MethodType:
+    """A function as the ``forward`` of one module. A deep copy has it too; pickle gives a module its class's own."""
+    _OWN.add(forward)
+    return types.MethodType(forward, module)
+
+
+def is_own(module: torch.nn.Module) -> bool:
+    """Whether `own` made the ``forward`` of the module, or of the module that it is a deep copy of."""
+    return _function_of(module) in _OWN
+
+
+def is_of_class(module: torch.nn.Module) -> bool:
+    """Whether the module itself has the ``forward`` of its class, as pickle leaves a patched module."""
+    return _function_of(module) is type(module).forward
+
+
+def _function_of(module: torch.nn.Module) -> Any:
+    return getattr(vars(module).get("forward"), "__func__", None)
 
 
 def forward_of(layer: torch.nn.Module) -> Rotating:
@@ -110,6 +138,8 @@ def forward_of(layer: torch.nn.Module) -> Rotating:
     Raises:
         Refused: the layer has a forward of its own, or a decorator does not keep what it decorates in its closure.
     """
+    if is_own(layer):
+        raise Refused("it is patched already; unpatch the model first")
     found = function = type(layer).forward
     while inspect.isfunction(function) and "forward" not in vars(layer):
         inner = getattr(function, "__wrapped__", None)
@@ -121,49 +151,72 @@ def forward_of(layer: torch.nn.Module) -> Rotating:
     raise Refused("its forward is wrapped or replaced")
 
 
-def with_rotation(function: Rotating, name: str, rotation: Rotating) -> Rotating:
+def with_rotation(function: Rotating, name: str, rotation: Rotating, *, gives_self: bool = False) -> Rotating:
     """A copy of a function, and of its decorators, for which a global name means another rotation.
 
     The copy's globals lack ``__name__``. With the name of a module, torch.compile would look the rotation up there.
+
+    Args:
+        gives_self: the copy calls the rotation with its own first argument before all others.
     """
     inner = getattr(function, "__wrapped__", None)
     if inner is not None:
-        copied = types.CellType(with_rotation(inner, name, rotation))
+        copied = types.CellType(with_rotation(inner, name, rotation, gives_self=gives_self))
         closure = tuple(copied if cell.cell_contents is inner else cell for cell in function.__closure__ or ())
         decorator = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
         return functools.wraps(copied.cell_contents)(decorator)
+    code = _giving_self(function, name) if gives_self else function.__code__
     names = {key: value for key, value in function.__globals__.items() if key != "__name__"} | {name: rotation}
-    new = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    new = types.FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
     new.__kwdefaults__ = function.__kwdefaults__
     return new
 
 
-def _same(hidden_states: torch.Tensor) -> torch.Tensor:
+def _giving_self(function: Rotating, name: str) -> types.CodeType:
+    """The code of a method in which each call of ``name`` has ``self`` as a further argument, the first."""
+    if function.__code__.co_freevars:  # they would become globals
+        raise Refused("its forward is a closure")
+    definition = _definition(function)
+    definition.decorator_list = []
+    calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call) and _is_name(node.func, name)]
+    if sum(_is_name(node, name) for node in ast.walk(definition)) != len(calls):
+        raise Refused("it does more with its rotation than to call it")
+    for call in calls:
+        call.args.insert(0, ast.Name(definition.args.args[0].arg, ast.Load()))
+    tree = ast.fix_missing_locations(ast.Module([definition], type_ignores=[]))
+    ast.increment_lineno(tree, function.__code__.co_firstlineno - 1)
+    compiled = compile(tree, function.__code__.co_filename, "exec", dont_inherit=True)
+    return next(x for x in compiled.co_consts if isinstance(x, types.CodeType) and x.co_name == definition.name)
+
+
+def _same(self, hidden_states: torch.Tensor) -> torch.Tensor:
     """The ``forward`` of a norm whose work the fused pass does."""
     return hidden_states
 
 
-def _norm_and_rotate(rotation: ForeignRotation, norms: list[Norm]) -> Rotating:
-    """The rotation that normalizes before it rotates: in one launch where it can, else by the original functions."""
-    originals = [type(norm.module).forward for norm in norms]
+_same.__name__ = "forward"  # a module is pickled with the method of this name
+
+
+def _norm_and_rotate(rotation: ForeignRotation, norms: list[Norm], originals: list[Rotating]) -> Rotating:
+    """The rotation of a layer that normalizes before: in one launch where it can, else by the original functions."""
     rotated = rotation.understood[0].call.rotated
 
-    def norm_and_rotate(*args, **kwargs):
+    def norm_and_rotate(layer, *args, **kwargs):
         matching = rotation.matching(args, kwargs)
-        found = None if matching is None else _in_one_launch(*matching, norms)
+        found = None if matching is None else _in_one_launch(*matching, layer, norms)
         if found is not None:
             return found
         bound = inspect.signature(rotation.original).bind(*args, **kwargs)
         for name, norm, forward in zip(rotated, norms, originals, strict=True):
-            bound.arguments[name] = forward(norm.module, bound.arguments[name])
+            bound.arguments[name] = forward(getattr(layer, norm.name), bound.arguments[name])
         return rotation.original(*bound.args, **bound.kwargs)
 
     return norm_and_rotate
 
 
-def _in_one_launch(understood, arguments: dict[str, Any], norms: list[Norm]) -> Any:
+def _in_one_launch(understood, arguments: dict[str, Any], layer: torch.nn.Module, norms: list[Norm]) -> Any:
     turns = understood.turns(arguments)
-    weights = [norm.weight() for norm in norms]
+    weights = [norm.weight(layer) for norm in norms]
     if turns is None or len(turns) > 1 or any(w.dtype != arguments[turns[0].names[0]].dtype for w in weights):
         return None
     [(names, cos, sin)] = turns
@@ -265,8 +318,8 @@ def arguments_of(layer: torch.nn.Module) -> dict[str, Any]:
     return {p.name: None for p in needed} | {p.name: given[p.name] for p in parameters if p.name in given}
 
 
-def _norm(module: torch.nn.Module, features: int) -> Norm:
-    """The norm that a module computes, found by calling a copy of it.
+def _norm(name: str, module: torch.nn.Module, features: int) -> Norm:
+    """The norm that a module of the name computes, found by calling a copy of it.
 
     Raises:
         Refused: the module is no RMS norm of a head with a weight.
@@ -293,7 +346,7 @@ def _norm(module: torch.nn.Module, features: int) -> Norm:
     normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     for offset in (0, 1):
         if torch.allclose(found, normed * (factors + offset), rtol=1e-5, atol=1e-5):
-            return Norm(module, eps, offset)
+            return Norm(name, eps, offset)
     raise Refused(f"its norm {kind} is not an RMS norm of a head with a weight")
 
 
@@ -308,7 +361,7 @@ def _attribute(layer: torch.nn.Module, child: torch.nn.Module) -> str:
 
 def _decides(function: Rotating, names: set[str]) -> bool:
     """Whether a condition on more than ``self`` encloses a call of ``names``, or a return comes before the call."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    tree = _definition(function)
     lines = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) in names]
     for node in ast.walk(tree):
         if isinstance(node, ast.Return) and node.lineno < max(lines):
@@ -319,6 +372,20 @@ def _decides(function: Rotating, names: set[str]) -> bool:
             if inside and reads != {"self"}:
                 return True
     return False
+
+
+def _definition(function: Rotating) -> ast.FunctionDef:
+    """The source of a function, or of the function that it decorates."""
+    try:
+        [definition] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except OSError as error:
+        raise Refused("its source cannot be read") from error
+    assert isinstance(definition, ast.FunctionDef)
+    return definition
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def _called(node: ast.Call) -> str:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import torch
 
-from ropelab.arguments import flag, shown
+from ropelab.arguments import flag
 from ropelab.interop.huggingface.caches import caching_layers
 from ropelab.interop.huggingface.calls import CALLS
-from ropelab.interop.huggingface.layers import Norm, fused_layers
+from ropelab.interop.huggingface.layers import Norm, fused_layers, is_of_class, is_own
 from ropelab.interop.huggingface.projections import projected_layers
 from ropelab.interop.over_kernel import ForeignRotation, Rotating, rotation_of
-from ropelab.interop.patch import Patch, Place
+from ropelab.interop.patch import Patch, Place, check_model, is_replaced, undo_all
 
 
 def patch(model: torch.nn.Module, *, qk_norm: bool = False, projection: bool = False) -> Patch:
@@ -34,8 +34,7 @@ def patch(model: torch.nn.Module, *, qk_norm: bool = False, projection: bool = F
     With ``qk_norm=True``, the RMS norms of the heads of q and k and the rotation become one pass
     (`ropelab.apply_qk_norm_rope`), forward and backward. This concerns each attention layer of this model that
     normalizes q and k and then rotates both by one call (Qwen3, Gemma 3). The patch then replaces ``forward`` of these
-    layers, and of their norms, which return their inputs. Hooks on these norms see inputs as outputs. Copies of a
-    patched model share the weights of the norms with the model.
+    layers, and of their norms, which return their inputs. Hooks on these norms see inputs as outputs.
 
     With ``projection=True``, the projections to q, k and v and the rotation become one call of `ropelab.qkv_rope`,
     where one kernel that does both is faster for the size. This concerns each attention layer of this model that has
@@ -51,7 +50,9 @@ def patch(model: torch.nn.Module, *, qk_norm: bool = False, projection: bool = F
     cache is a sliding or an offloaded one, or has another dtype than the tables, takes two steps; a warning says so
     once for each reason.
 
-    A function that is patched already stays patched until the first patch is undone.
+    A function that several patches replaced stays so until all of them are undone, or `unpatch` was called for the
+    models. A deep copy of a patched model has the new layers, with weights of its own; with ``projection=True`` a copy
+    keeps its own projections until it is patched, too. What pickle loads has the layers of Transformers.
 
     Raises:
         TypeError: ``model`` is not a module, or ``qk_norm`` or ``projection`` is not a bool.
@@ -59,8 +60,7 @@ def patch(model: torch.nn.Module, *, qk_norm: bool = False, projection: bool = F
             be fused, or with ``projection=True`` no layer projects and then rotates, and the message says why; or both
             are true, because the kernel has no norm. The patch replaces nothing then.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model: expected a torch.nn.Module, got {shown(model)}")
+    check_model(model)
     if flag("qk_norm", qk_norm) and flag("projection", projection):
         raise ValueError("projection: expected False beside qk_norm=True (the kernel has no norm), got True")
     flag("projection", projection)
@@ -69,12 +69,14 @@ def patch(model: torch.nn.Module, *, qk_norm: bool = False, projection: bool = F
         raise ValueError(
             f"model: expected a Transformers model whose files define apply_rotary_pos_emb, got {type(model).__name__}"
         )
+    _drop_copied_forwards(model)
     rotations = {
         (module, name): rotation_of(function) or ForeignRotation(f"{module.__name__}.{name}", function, CALLS)
         for (module, name), function in functions.items()
     }
     new: dict[Place, object] = {
-        place: rotation.over_kernel() for place, rotation in rotations.items() if rotation_of(functions[place]) is None
+        place: rotation.over_kernel() if rotation_of(functions[place]) is None else functions[place]
+        for place, rotation in rotations.items()
     }
     norms: dict[torch.nn.Module, list[Norm]] = {}
     if qk_norm:
@@ -82,7 +84,33 @@ def patch(model: torch.nn.Module, *, qk_norm: bool = False, projection: bool = F
         new |= fused
     if projection:
         new |= projected_layers(model, rotations)
-    return Patch(new | caching_layers(model, rotations, new, norms))
+    new |= caching_layers(model, rotations, new, norms)
+    patched = {(layer, "forward"): layer.forward for layer in model.modules() if is_own(layer)}
+    return Patch(patched | new, model)
+
+
+def unpatch(model: torch.nn.Module) -> None:
+    """Undo every patch of a model, or of a deep copy of a patched model: ``unpatch(model)``.
+
+    The functions of the architecture stay replaced while another model's patch wants them.
+    """
+    check_model(model)
+    undo_all(model)
+    _drop_copied_forwards(model)
+
+
+def is_patched(model: torch.nn.Module) -> bool:
+    """Whether a model rotates with the kernel, by a patch of its own or of another model of the architecture."""
+    check_model(model)
+    functions = (function for _, function in rotation_functions(model))
+    return any(map(rotation_of, functions)) or any(map(is_own, model.modules()))
+
+
+def _drop_copied_forwards(model: torch.nn.Module) -> None:
+    """Take away the forwards of no patch's layers: of the layers of a deep copy, or of a model that pickle loaded."""
+    for layer in model.modules():
+        if is_own(layer) and not is_replaced(layer, "forward") or is_of_class(layer):
+            del layer.forward
 
 
 def rotation_functions(model: torch.nn.Module) -> Iterator[tuple[Place, Rotating]]:

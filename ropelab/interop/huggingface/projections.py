@@ -9,7 +9,6 @@ parameters become views; the parameters themselves, their values and the state_d
 from __future__ import annotations
 
 import inspect
-import types
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from ropelab.interop.huggingface.layers import (
     arguments_of,
     calls_rotation,
     forward_of,
+    own,
     with_rotation,
 )
 from ropelab.interop.kinds import Kind
@@ -49,7 +49,7 @@ def projected_layers(model: torch.nn.Module, rotations: Mapping[Place, ForeignRo
                 raise Refused(f"it calls {len(used)} rotations")
             [(attribute, rotation)] = used.items()
             check_tables(model, rotation.understood[0].kind)
-            new[layer, "forward"] = types.MethodType(_projected(layer, attribute, rotation), layer)
+            new[layer, "forward"] = own(_projected(layer, attribute, rotation), layer)
             for parts in _parts(layer):
                 _lay_together(parts)
         except Refused as reason:
