@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import ropelab
+from ropelab.kernels.backends import BACKENDS
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.layout.seq_format import SEQ_FORMATS, to_bshd
 from tests.support import all_but_one, assert_rotated, draw
@@ -126,18 +127,34 @@ def test_empty_tensors(device, empty):
         assert actual.shape == x.shape
 
 
-@layouts
-def test_gradients_of_every_order(device, layout):
+def small_leaves(device):
     q, k, cos, sin = inputs((2, 2, 1, 1, 5, 4), device, dtype=torch.float64, table_dtype=torch.float64)
-    leaves = [x.clone().requires_grad_() for x in (q, k, cos[:3], sin[:3])]
-    for inverse in (False, True):
+    return [x.clone().requires_grad_() for x in (q, k, cos[:3], sin[:3])]
 
-        def rope(q, k, cos, sin, inverse=inverse):
-            return ropelab.apply_rope(q, k, cos=cos, sin=sin, layout=layout, inverse=inverse)
 
-        # fast_mode checks one random direction instead of every element: the interpreter is slow.
-        assert torch.autograd.gradcheck(rope, leaves, fast_mode=True)
-        assert torch.autograd.gradgradcheck(rope, leaves, fast_mode=True)
+@layouts
+@pytest.mark.parametrize("inverse", [False, True])
+def test_gradients_of_every_order(torch_backend, layout, inverse):
+    def rope(q, k, cos, sin):
+        return ropelab.apply_rope(q, k, cos=cos, sin=sin, layout=layout, inverse=inverse)
+
+    assert torch.autograd.gradcheck(rope, small_leaves("cpu"), fast_mode=True)
+    assert torch.autograd.gradgradcheck(rope, small_leaves("cpu"), fast_mode=True)
+
+
+@layouts
+@pytest.mark.parametrize("inverse", [False, True])
+def test_kernels_have_the_gradients_of_torch_operations(layout, inverse):
+    """In bits, of both orders: `gradcheck` through the interpreter takes ten seconds."""
+    leaves, found = small_leaves("cuda" if torch.cuda.is_available() else "cpu"), []
+    weights = [torch.randn_like(x, requires_grad=True) for x in leaves]
+    for backend in BACKENDS:
+        with ropelab.use_backend(backend):
+            rotated = ropelab.apply_rope(*leaves[:2], cos=leaves[2], sin=leaves[3], layout=layout, inverse=inverse)
+            first = torch.autograd.grad(rotated, leaves, weights[:2], create_graph=True)
+            second = torch.autograd.grad(first, [*leaves, *weights[:2]], [w.detach() for w in weights])
+            found.append((*rotated, *first, *second))
+    assert all(map(torch.equal, *found))
 
 
 @layouts
