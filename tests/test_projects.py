@@ -66,6 +66,19 @@ def test_the_action_holds_a_target_to_a_configuration(project):
     assert done.returncode == 1 and "my_rope:wrong: wrong" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    "inputs", [{"target": "--help", "convention": "plain"}, {"target": "--help", "config": "--help"}]
+)
+def test_the_action_takes_neither_a_target_for_an_option_nor_an_option_for_file_names(inputs, project):
+    python = project / "python"
+    python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    python.chmod(0o755)
+    done, _ = step("Verify", python=str(python), options="--law * --sizes 1", **inputs)
+    words = done.stdout.split()
+    assert words[-5:] == ["*", "--sizes", "1", "--", "--help"]
+    assert "--help" not in words[:-1]
+
+
 def test_the_action_installs_the_checkout():
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     install = action["runs"]["steps"][0]

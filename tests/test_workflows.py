@@ -112,6 +112,16 @@ def test_a_release_is_refused_unless_the_tag_is_the_version(tag, code):
 
 
 @pytest.mark.process
+def test_what_is_published_is_built_where_no_test_has_run():
+    jobs = WORKFLOWS["release.yml"]["jobs"]
+    uploading = [
+        name for name, about in jobs.items() if any("upload-artifact" in x.get("uses", "") for x in about["steps"])
+    ]
+    assert set(jobs["publish"]["needs"]) == jobs.keys() - {"publish"} and len(uploading) == 1
+    ran = [words for step in jobs[uploading[0]]["steps"] for words in commands(step.get("run", ""))]
+    assert ran and not any({"make", "pytest", "test"} & {*words} for words in ran)
+
+
 @pytest.mark.skipif(shutil.which("zizmor") is None, reason="needs zizmor, of the dependency group release")
 def test_the_audit_of_workflows_finds_nothing():
     done = bash(step("checks.yml", "Workflows"))
