@@ -75,10 +75,12 @@ def invent_gpus(measurements: Path) -> None:
         (measurements / folder / "host.json").write_text(json.dumps(about))
 
 
+@pytest.mark.process
 def test_nothing_is_at_hand(checkout):
     assert different(rewritten(checkout)) == []
 
 
+@pytest.mark.process
 def test_other_packages_versions_and_gpus_are_at_hand(checkout):
     """The texts stay, and the new GPUs have verdicts and a place in the figures of all GPUs."""
     invent_packages(checkout / "build")

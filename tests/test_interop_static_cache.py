@@ -232,6 +232,7 @@ print("logits came back")
 """
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", ["eager", "compiled", "graph"])
 def test_a_full_cache_ends_in_a_device_assertion(way):

@@ -18,6 +18,7 @@ from triton.runtime.jit import serialize_specialization_data
 
 import ropelab
 from ropelab.bench import launched, other_triton, records, staleness, timing
+from ropelab.bench.unavailable import Unavailable
 from ropelab.kernels import INTERPRETED, choices
 from ropelab.kernels.choices import plain
 from tests.hostile_calls import TARGETS
@@ -164,10 +165,11 @@ def test_debug_lines_are_no_code():
     assert without_debug_lines(ptx) == ".target sm_90a, debug\n\tadd.f32 %f1, %f2; "
 
 
+@pytest.mark.peers
 def test_the_version_of_triton_that_a_record_names(noted, monkeypatch):
     """The source is another, so only the code of that version can tell; without it the launch counts as stale."""
     if not other_triton.at_hand(OF_THEN):
-        pytest.skip(f"needs Triton {OF_THEN} (python -m ropelab.bench.other_triton {OF_THEN})")
+        raise Unavailable(f"Triton {OF_THEN} (python -m ropelab.bench.other_triton {OF_THEN})")
     about = provenance(noted, OF_THEN)
     monkeypatch.setattr(launched, "source_hash", lambda kernel: "another")
     assert staleness.stale_launches(about) == {}

@@ -101,6 +101,7 @@ def test_a_broken_law_counts_once(monkeypatch):
     assert told == [("the law a", 1)]
 
 
+@pytest.mark.process
 def test_notebooks_tell_how_many_have_run(tmp_path):
     nbformat = pytest.importorskip("nbformat")
     runner = pytest.importorskip("ropelab.study.engine.runner")

@@ -3,6 +3,7 @@
 import pytest
 
 from ropelab.bench import other_triton
+from ropelab.bench.unavailable import Unavailable
 from tests.support import compile_for
 
 
@@ -11,9 +12,10 @@ def test_accesses_are_wide_and_registers_suffice(target):
     compile_for(target, "compile_kernel")
 
 
+@pytest.mark.peers
 def test_the_newest_triton_makes_such_code_too():
     if not other_triton.at_hand(other_triton.NEWEST):
-        pytest.skip(f"needs Triton {other_triton.NEWEST} (python -m ropelab.bench.other_triton {other_triton.NEWEST})")
+        raise Unavailable(f"Triton {other_triton.NEWEST} (python -m ropelab.bench.other_triton {other_triton.NEWEST})")
     compile_for("100", "compile_kernel", str(other_triton.folder(other_triton.NEWEST)))
 
 

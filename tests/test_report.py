@@ -102,6 +102,7 @@ def test_a_failing_cell_is_named_and_the_rest_is_kept(study):
     assert "02_bad stopped in cell 3: ZeroDivisionError: division by zero" in head and "01_good stopped" not in head
 
 
+@pytest.mark.process
 def test_a_dead_kernel_is_a_failure_of_its_cell(tmp_path, study):
     notebook = nbformat.read(study[0] / "02_bad.ipynb", as_version=4)
     notebook.cells[1].source = "import os; os._exit(3)"
