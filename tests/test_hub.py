@@ -199,6 +199,7 @@ assert len(prefixes) == 2 and all(hasattr(getattr(torch.ops, prefix[:-2]), "rota
 
 
 @pytest.mark.process
+@pytest.mark.peers
 @needs_kernels
 def test_kernels_accepts_it(folder):
     """The package kernels parses, checks and loads it, and finds every file as the digest says."""
@@ -223,6 +224,7 @@ assert module.__name__ == Metadata.read_from_file(Path(module.__file__).parent /
 
 
 @pytest.mark.process
+@pytest.mark.peers
 @needs_kernels
 @needs_transformers
 def test_a_model_takes_the_layer(folder):
@@ -252,6 +254,7 @@ for found in (step(model), step(torch.compile(model, backend="aot_eager", fullgr
 @pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.peers
 @needs_kernels
 @needs_transformers
 def test_a_model_trains_in_bfloat16(folder):

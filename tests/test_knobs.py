@@ -392,7 +392,7 @@ def test_an_unknown_element_is_refused():
         notebook.show("tune")
 
 
-@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("installed", [pytest.param(True, marks=pytest.mark.peers), False])
 def test_a_notebook_shows_a_widget_and_the_html_of_the_report(monkeypatch, installed):
     if installed:
         pytest.importorskip("anywidget")

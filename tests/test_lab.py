@@ -12,7 +12,7 @@ from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.peers]
 
 pytest.importorskip("jupyterlab")
 pytest.importorskip("papermill")
