@@ -11,21 +11,35 @@ import math
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import torch
 
-from ropelab.angles import frequencies, model_types
+from ropelab.angles import frequencies, layers, model_types
 from ropelab.angles.rope_parameters import ANY_LENGTH, Rope
 from ropelab.arguments import choice, flag, integer, integers, number, numbers, sequence, shown
 from ropelab.layout.pairing import MOST_FEATURES, check_layout, check_rotary_dim
 from ropelab.positions import axes
 
 
+@overload
 def rope_from_config(
-    config: Any, *, layer_type: str | None = None, layout: str | None = None, seq_len: int | None = None
-) -> Rope:
-    """The rotation of a model, or of its layers of one type, from a configuration of transformers.
+    config: Any, *, layer_type: str | None = None, layer: None = None, layout: str | None = None,
+    seq_len: int | None = None,
+) -> Rope: ...  # fmt: skip
+@overload
+def rope_from_config(
+    config: Any, *, layer_type: None = None, layer: int, layout: str | None = None, seq_len: int | None = None
+) -> Rope | None: ...
+def rope_from_config(
+    config: Any,
+    *,
+    layer_type: str | None = None,
+    layer: int | None = None,
+    layout: str | None = None,
+    seq_len: int | None = None,
+) -> Rope | None:
+    """The rotation of a model, of its layers of one type, or of one layer, from a configuration of transformers.
 
     Example: ``cos, sin = rope_from_config(config).tables(4096)``.
 
@@ -34,8 +48,9 @@ def rope_from_config(
             function reads no other attributes. For a model with several parts, pass the configuration of one part, such
             as ``config.text_config``. The function copies the values, so later changes of ``config`` have no effect.
         layer_type: ``"full_attention"`` or ``"sliding_attention"``, where layers differ (Gemma 3 and 4, ModernBERT);
-            ``"main"`` or ``"compress"`` for DeepSeek-V4. The model itself decides which layers rotate at all
-            (``no_rope_layers`` of Llama 4 and SmolLM3), and which layers have scaled frequencies (Molmo 2).
+            DeepSeek-V4's types, or ``"main"`` or ``"compress"``. A type that never rotates is refused (Cohere 2, linear
+            attention). The model itself decides which layers have scaled frequencies (Molmo 2).
+        layer: the number of a layer, in place of ``layer_type``. The result is None for a layer without a rotation.
         layout: the pairs of features, as for `apply_rope`, for a ``model_type`` that this function does not know.
         seq_len: the length of the sequences, cache included, for dynamic NTK and LongRoPE; by default 0, a short one.
 
@@ -53,11 +68,20 @@ def rope_from_config(
             key. The message names the key. Or the model type is unknown and ``layout`` is missing, or no `Rope`
             describes the model: the message says what to pass.
     """
-    settings, parameters = stated(config, layer_type)
+    if layer is not None:
+        if layer_type is not None:
+            raise ValueError(f"layer: expected None beside layer_type, got {shown(layer)}")
+        settings = _settings(config)
+        rotates, layer_type = layers.type_of(settings, _model_type(settings), layer)
+        if not rotates:
+            return None
+    settings, parameters = stated(config, layer_type, layer)
+    if base := layers.base_of(settings, _model_type(settings), layer):
+        parameters["rope_theta"] = base
     return rope_of(settings, parameters, layer_type=layer_type, layout=layout, seq_len=seq_len)
 
 
-def stated(config: Any, layer_type: str | None = None) -> tuple[dict, dict]:
+def stated(config: Any, layer_type: str | None = None, layer: int | None = None) -> tuple[dict, dict]:
     """``(settings, parameters)``: copies of the model's settings, and of the parameters of one type of layers.
 
     The parameters have the flat form of version 5's ``rope_parameters``. The arguments and the errors are those of
@@ -68,6 +92,8 @@ def stated(config: Any, layer_type: str | None = None) -> tuple[dict, dict]:
     if "text_config" in settings and "hidden_size" not in settings:
         expected = "the configuration of one part of the model, such as config.text_config"
         raise ValueError(f"config: expected {expected}, got the configuration of all parts")
+    if layer is None and isinstance(layer_type, str):
+        layers.check_rotates(settings, name, layer_type)
     return settings, _parameters(settings, layer_type, name)
 
 
@@ -184,7 +210,8 @@ def _require(settings: dict, key: str, explanation: str = "") -> Any:
 def _settings(config: Any) -> dict:
     """A copy of the keys that this file reads. Other attributes of an object may be properties that raise."""
     if not isinstance(config, (Mapping, type)) and callable(getattr(config, "to_dict", None)):
-        config = config.to_dict()
+        types = getattr(config, "layer_types", None)  # a property in some classes (Bamba)
+        config = config.to_dict() | ({} if types is None else {"layer_types": types})
     if isinstance(config, Mapping):
         found = {key: config[key] for key in _SETTINGS if key in config}
     else:
@@ -205,6 +232,8 @@ def _parameters(settings: dict, layer_type: str | None, name: str) -> dict:
     nested = bool(parameters) and all(value is None or isinstance(value, Mapping) for value in values)
     nested = nested and not parameters.keys() & _ALL_KEYS
     local_base = next((settings[key] for key in _LOCAL_BASE if settings.get(key) is not None), None)
+    if isinstance(layer_type, str):
+        layer_type = model_types.LAYER_KINDS.get(name, {}).get(layer_type, layer_type)
     types = tuple(parameters) if nested else ("full_attention", "sliding_attention") if local_base is not None else ()
     if layer_type is not None and not isinstance(layer_type, str):
         raise TypeError(f"layer_type: expected a string or None, got {shown(layer_type)}")
@@ -561,5 +590,6 @@ _SETTINGS = (
     "num_attention_heads", "rotary_dim", "per_layer_config", "layer_types", "model_type", "rope_interleave",
     "text_config", "memory_attention_hidden_size", "memory_attention_downsample_rate",
     "memory_attention_num_attention_heads", *(name for names in _ELSEWHERE.values() for name in names), *_ROTATES,
+    *layers.SETTINGS,
 )  # fmt: skip
 """The keys of a configuration that this file reads."""

@@ -58,6 +58,41 @@ LAYERED_MODELS = frozenset(
 )
 """The models whose layers differ, so that flat parameters say nothing of a layer."""
 
+NO_ATTENTION = frozenset("linear_attention conv mamba recurrent moe mlp".split())
+"""The types of layers that have no attention, and so no rotation, in any model."""
+
+UNROTATED: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(
+        "afmoe beam cohere2 cohere2_moe exaone4 exaone_moe flint kolibri1".split(), frozenset({"full_attention"})
+    ),
+    **dict.fromkeys(
+        "bailing_hybrid bamba granitemoehybrid minimax olmo_hybrid qwen3_5 qwen3_5_moe qwen3_next qwen4_exp "
+        "recurrent_gemma zamba2".split(),
+        frozenset({"linear_attention"}),
+    ),
+    **dict.fromkeys("lfm2 lfm2_moe lfm3".split(), frozenset({"conv"})),
+}
+"""The models with types of layers that do not rotate -> these types. A layer's type decides, so a configuration must
+state ``layer_types``."""
+
+WITHOUT_WINDOW_ALL_ROTATE = frozenset("exaone4 exaone_moe kolibri1".split())
+"""The models of `UNROTATED` in which all layers rotate if ``sliding_window`` is None."""
+
+INTERVAL_MODELS = frozenset("llama4 smollm3".split())
+"""The models that leave every fourth layer without rotation, or every ``no_rope_layer_interval``-th, unless
+``no_rope_layers`` lists the layers: 0 for a layer without."""
+
+LAYER_BASES = frozenset("granite_swa granitemoe_swa".split())
+"""The models whose layers have the bases of ``layer_rope_theta``. In others a 0 says that a layer does not rotate."""
+
+LAYER_KINDS: Mapping[str, Mapping[str, str]] = {
+    "deepseek_v4": {
+        "sliding_attention": "main", "compressed_sparse_attention": "compress",
+        "heavily_compressed_attention": "compress",
+    },
+}  # fmt: skip
+"""The models whose parameters have other names than their types of layers -> type -> name."""
+
 STATED: Mapping[str, frozenset[str]] = {
     "rope_parameters": frozenset(
         "apertus cosmos3_edge cwm gpt_oss higgs_audio_v2 ministral3 mistral4 muse_spark openai_privacy_filter".split()
