@@ -160,6 +160,15 @@ def test_the_matrix_is_what_the_package_says():
     assert jobs["newest"]["strategy"]["matrix"]["system"] == ["ubuntu-latest", "macos-latest", "windows-latest"]
 
 
+def test_the_workflows_call_the_lanes_of_ci():
+    text = (ROOT / ".ci" / "run").read_text()
+    lanes, (required,) = set(re.findall(r"^ +(\w+)\) ", text, re.MULTILINE)), re.findall(r"set -- (.+)", text)
+    runs = [words for *_, step in STEPS for words in commands(step.get("run", "")) if words[0] == ".ci/run"]
+    called = {entry["lane"] for entry in WORKFLOWS["tests.yml"]["jobs"]["linux"]["strategy"]["matrix"]["include"]}
+    called |= {lane for _, *names in runs for lane in names if lane != "$LANE"}
+    assert set(required.split()) <= called <= lanes
+
+
 def test_the_citation_is_of_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     (date,) = re.findall(
