@@ -345,6 +345,8 @@ def flashinfer_package(tmp_path, monkeypatch):
         (folder / "flashinfer" / "__init__.py").write_text(f"__version__ = {version!r}")
         (folder / "flashinfer" / "rope.py").write_text(source)
 
+    listed = [fetch_peers.Package("flashinfer-python", version, "", 0, "", []) for version in ("1.0", "2.0")]
+    monkeypatch.setattr(packages, "_entries", lambda: listed)
     find = packages.locate
     monkeypatch.setattr(packages, "locate", lambda package, version=None: find(package, version, tmp_path))
     caches = (peers.flashinfer.compile_kernel, packages.modules_of)

@@ -13,6 +13,7 @@ import ropelab
 from ropelab.bench import (
     agreement,
     cached_keys,
+    fetch_peers,
     latent_attention,
     latent_tiles,
     packages,
@@ -517,6 +518,8 @@ def library(tmp_path, monkeypatch):
     file = tmp_path / "vllm-1.0" / vllm.LIBRARIES[0]
     file.parent.mkdir(parents=True)
     file.write_bytes(b"library")
+    listed = [fetch_peers.Package("vllm", "1.0", "", 0, "", [])]
+    monkeypatch.setattr(packages, "_entries", lambda: listed)
     find = packages.locate
     monkeypatch.setattr(packages, "locate", lambda package, version=None: find(package, version, tmp_path))
     torch_library.load.cache_clear()

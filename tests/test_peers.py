@@ -134,8 +134,9 @@ def contents(folder: Path) -> set[str]:
 
 
 @needs_pip
-def test_a_package_is_unpacked_whole_and_found(index, peers, capsys):
+def test_a_package_is_unpacked_whole_and_found(index, peers, capsys, monkeypatch):
     package = wheel(index, "peer-whole", "1.0", {"peer_whole/__init__.py": "", "peer_whole/rope.py": "X = 1\n"})
+    monkeypatch.setattr(packages, "_entries", lambda: [package])
     fetch_peers.fetch([package], peers)
     assert packages.locate("peer-whole", "1.0", peers) == ("1.0", peers / "peer-whole-1.0")
     assert (peers / "peer-whole-1.0" / "peer_whole" / "rope.py").read_text() == "X = 1\n"
@@ -159,8 +160,9 @@ def test_of_a_library_only_the_files_stay_whatever_python_and_machine_fetch_it(t
 
 
 @needs_pip
-def test_a_source_distribution_is_built_with_its_environment(index, peers, tmp_path):
+def test_a_source_distribution_is_built_with_its_environment(index, peers, tmp_path, monkeypatch):
     package = source_distribution(index, tmp_path / "built")
+    monkeypatch.setattr(packages, "_entries", lambda: [package])
     fetch_peers.fetch([package], peers)
     assert "peer_source/__init__.py" in contents(packages.locate("peer-source", "1.0", peers)[1])
     assert (tmp_path / "built").read_text() == "kernels left out"
@@ -358,6 +360,7 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(killed, index, peers, m
         (peers / ".partial" / "unpacked").mkdir(parents=True)
         (peers / ".partial" / "unpacked" / "half.py").touch()
     fetch_peers.fetch(entries, peers)
+    monkeypatch.setattr(packages, "_entries", lambda: entries)
     assert len(asked) == 3 and list(packages.installations("peer-two", peers)) == ["1.0"]
     assert contents(peers / "peer-two-1.0") >= {"a.py"} and "half.py" not in contents(peers / "peer-two-1.0")
 
