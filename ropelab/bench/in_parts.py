@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import Any
 
 import pandas as pd
@@ -26,13 +27,14 @@ def compiled(
         BaseException: the exception of a part, or of its process.
     """
     jobs = [Job(f"part {number}", _part, (function, part)) for number, part in enumerate(parts)]
-    done = [(job, _part(*job.arguments)) for job in jobs] if here else side_by_side(jobs, sys.maxsize)
     frames, gpu_bytes = [], 0
-    for _, outcome in done:
-        if isinstance(outcome, BaseException):
-            raise outcome
-        frames.append(outcome[0])
-        gpu_bytes += outcome[1] + gpu_memory.CONTEXT_BYTES
+    done = ((job, _part(*job.arguments)) for job in jobs) if here else side_by_side(jobs, sys.maxsize)
+    with closing(done):  # the exception of a part keeps its frames, and so would keep the other parts running
+        for _, outcome in done:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            frames.append(outcome[0])
+            gpu_bytes += outcome[1] + gpu_memory.CONTEXT_BYTES
     frame = pd.concat(frames, ignore_index=True)
     frame.attrs["gpu_bytes"] = gpu_bytes
     return frame

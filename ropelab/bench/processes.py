@@ -1,4 +1,4 @@
-"""Start and end processes: their environment, the server that forks them, and an interruption.
+"""Start and end processes: their environment, the server that forks them, pools, and an interruption.
 
 A process that is started anew imports torch and the modules of its job, which takes seconds of a core. The server has
 imported them once, and each fork of it begins at once.
@@ -8,15 +8,17 @@ import atexit
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing import get_all_start_methods, get_context, parent_process
 from multiprocessing.context import BaseContext
+from typing import Any
 from unittest import mock
 
 import torch
@@ -24,6 +26,8 @@ import torch
 INTERPRET = "TRITON_INTERPRET"
 COMPILER = "torch._inductor.compile_fx"
 """``torch.compile`` imports this module at its first call, which takes seconds."""
+EXIT_SECONDS = 10.0
+"""A process that has no more work, and still is there after so many seconds, is killed."""
 _ASK_NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """``torch.cuda.is_available`` then asks the driver's management library. CUDA itself works in no fork of its user."""
 
@@ -37,18 +41,63 @@ def end_on_interruption() -> None:
 
 
 def _end(*_: object) -> None:
-    import psutil
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            # The tracker of semaphores ends with this process, and removes what the others have left.
-            if not any("resource_tracker" in word for word in process.cmdline()):
-                process.kill()
+    _kill(_family([os.getpid()])[1:])
     print("\ninterrupted: every process has ended, and the next run goes on with the rest", file=sys.stderr, flush=True)
     sys.stdout.flush()
     atexit.register(os._exit, 130)  # when pools are shut down; to take down torch would need seconds
     raise SystemExit(130)
+
+
+class Pool(ProcessPoolExecutor):
+    """A pool whose end is the end of its processes and of all that they have started.
+
+    As a context manager it waits for the processes where the block ends, and for none of them where the block raises.
+    """
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Start no further job, and kill each process at once, or if it does not exit within `EXIT_SECONDS`."""
+        family = _family((self._processes or {}).keys())
+        late = threading.Timer(0 if at_once else EXIT_SECONDS, _kill, [family])
+        late.start()
+        try:
+            self.shutdown(cancel_futures=True)
+        finally:
+            late.cancel()
+            _kill(family)  # what a process has started may outlive it
+
+    def __exit__(self, raised: object, *_: object) -> None:
+        self.end(at_once=bool(raised))
+
+
+def kill(process: subprocess.Popen) -> None:
+    """Kill a program and all that it has started, unless it has ended."""
+    if process.poll() is None:
+        _kill(_family([process.pid]))
+        process.wait()
+
+
+def _family(pids: Iterable[int]) -> list[Any]:
+    """The processes that there are, each followed by all that descend from it."""
+    import psutil
+
+    found = []
+    for pid in pids:
+        with suppress(psutil.Error):
+            found += [process := psutil.Process(pid), *process.children(recursive=True)]
+    return found
+
+
+def _kill(family: Iterable[Any]) -> None:
+    """Kill the processes, and what they have started since."""
+    import psutil
+
+    for process in family:
+        with suppress(psutil.Error):
+            for one in (process, *process.children(recursive=True)):
+                # The tracker of semaphores ends with its process, and removes what the others have left.
+                if not any("resource_tracker" in word for word in one.cmdline()):
+                    one.kill()
 
 
 def dependent() -> None:
@@ -67,12 +116,8 @@ def _end_with_parent() -> None:
 
 
 def quiet() -> None:
-    """Use one thread, and silence warnings: the faults that are tested make torch and NumPy warn.
-
-    The process ends on SIGINT, and as soon as the process that started it is gone.
-    """
+    """As `dependent`, with one thread and without warnings: the faults that are tested make torch and NumPy warn."""
     dependent()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
     torch._logging.set_logs(all=logging.ERROR)
     warnings.simplefilter("ignore")
@@ -136,7 +181,7 @@ def forked(modules: Sequence[str] = ()) -> BaseContext:
 @cache
 def _forks_can_use_cuda() -> bool:
     """Wait for the server, and ask a process that it forks."""
-    with ProcessPoolExecutor(1, get_context("forkserver")) as process:
+    with Pool(1, get_context("forkserver")) as process:
         return process.submit(_can_use_cuda).result()
 
 

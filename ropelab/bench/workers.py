@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from contextlib import ExitStack
 from multiprocessing import get_context
 from typing import Any
@@ -24,7 +24,9 @@ def cores() -> int:
 
 
 def spread(plain: Iterable[Job], kernels: Iterable[Job], *, here: bool = False) -> Iterator[Any]:
-    """Start the jobs side by side on all cores, and yield their results in the order in which the jobs end.
+    """Run the jobs side by side on all cores, and yield their results in the order in which the jobs end.
+
+    No process outlives the iterator.
 
     Triton decides at its import whether it interprets kernels, and interpreted kernels are slow. Without a GPU, jobs
     that need kernels run in processes with the interpreter, and plain jobs run in processes without it.
@@ -35,26 +37,23 @@ def spread(plain: Iterable[Job], kernels: Iterable[Job], *, here: bool = False) 
         here: run the jobs one after another in this process, which is faster for a few jobs.
     """
     if here:
-        return (function(*arguments) for function, arguments in (*kernels, *plain))
+        yield from (function(*arguments) for function, arguments in (*kernels, *plain))
+        return
     plain, kernels = list(plain), list(kernels)
     most = min(cores(), MOST_PROCESSES)
     # Interpreted jobs take longest, so they may use every core. Plain jobs beside them use at most half of the cores.
     half = max(1, most // 2) if kernels else most
     futures: list[Future] = []
-    with ExitStack() as opened:
+    with ExitStack() as pools:
         for jobs, interpret, at_once in ((kernels, not torch.cuda.is_available(), most), (plain, False, half)):
             if not jobs:
                 continue
             modules = sorted({function.__module__ for function, _ in jobs})
             context = get_context("spawn") if interpret else processes.forked(modules)
-            pool = ProcessPoolExecutor(min(at_once, len(jobs)), context, initializer=processes.quiet)
-            opened.callback(pool.shutdown, cancel_futures=True)
+            pool = pools.enter_context(
+                processes.Pool(min(at_once, len(jobs)), context, initializer=processes.quiet)
+            )
             with processes.environment(interpret):  # the processes start now and inherit the environment
                 futures += [pool.submit(function, *arguments) for function, arguments in jobs]
-        return _results(futures, opened.pop_all())
-
-
-def _results(futures: Iterable[Future], pools: ExitStack) -> Iterator[Any]:
-    with pools:
         for future in as_completed(futures):
             yield future.result()

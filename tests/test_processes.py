@@ -1,0 +1,149 @@
+"""Whatever starts processes ends them, and all that they have started, on every way out."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from functools import partial
+
+import pandas as pd
+import pytest
+
+from ropelab.bench import in_parts, processes, servers, side_by_side, workers
+from ropelab.bench.side_by_side import Job
+
+psutil = pytest.importorskip("psutil")
+
+LIMIT = 120
+"""The seconds after which a wait has failed. Nothing waits for so long unless it hangs."""
+
+
+def until(there):
+    ends = time.monotonic() + LIMIT
+    while not there():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def pids(tmp_path):
+    """A folder with a file for each process that `note` has noted. All of them have ended when the test ends.
+
+    A call that hangs goes on after the limit, when every process has been killed.
+    """
+    hung = threading.Timer(LIMIT, lambda: [one.kill() for one in alive(tmp_path)])
+    hung.start()
+    yield tmp_path
+    in_time = hung.is_alive()
+    hung.cancel()
+    try:
+        assert in_time
+        until(lambda: not alive(tmp_path))
+    finally:
+        [one.kill() for one in alive(tmp_path)]
+
+
+def alive(folder):
+    """The processes that were noted and have not ended."""
+    found = []
+    for file in folder.glob("[0-9]*"):
+        with suppress(psutil.NoSuchProcess):
+            found += [one] if (one := psutil.Process(int(file.name))).status() != psutil.STATUS_ZOMBIE else []
+    return found
+
+
+def note(folder, pid=None):
+    (folder / f"{pid or os.getpid()}").touch()
+
+
+def waits(folder):
+    """A part that runs until it is killed."""
+    note(folder)
+    (folder / "waits").touch()
+    time.sleep(10 * LIMIT)
+
+
+def raises(folder):
+    until((folder / "waits").exists)
+    note(folder)
+    raise ModuleNotFoundError("No module named 'missing'", name="missing")
+
+
+def dies(folder, how):
+    until((folder / "waits").exists)
+    note(folder)
+    how()
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def part(function, *arguments):
+    function(*arguments)
+    return pd.DataFrame({"part": [0]})
+
+
+def stays(folder, how):
+    """A part whose process does not exit, because something that it has started never ends."""
+    note(folder)
+    if how == "thread":
+        threading.Thread(target=time.sleep, args=(10 * LIMIT,)).start()
+    elif how == "process":
+        child = processes.forked().Process(target=time.sleep, args=(10 * LIMIT,))
+        child.start()
+        note(folder, child.pid)
+    else:
+        program = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({10 * LIMIT})"])
+        note(folder, program.pid)
+    return os.getpid()
+
+
+def study(folder, function):
+    """A study that compiles in two parts, of which one never ends."""
+    note(folder)
+    (folder / "study").write_text(str(os.getpid()))
+    in_parts.compiled(part, [(waits, folder), (function, folder)])
+
+
+FAILURES = {
+    "raises": ((raises,), ModuleNotFoundError),
+    "exits": ((dies, partial(os._exit, 3)), BrokenProcessPool),
+    "is killed": ((dies, killed), BrokenProcessPool),
+}
+"""A part that fails while another runs, and the exception that the caller gets."""
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_part_that_fails_ends_the_other_parts(failure, pids):
+    (function, *arguments), error = FAILURES[failure]
+    with pytest.raises(error):
+        in_parts.compiled(part, [(waits, pids), (function, pids, *arguments)])
+
+
+def test_a_study_whose_part_fails_ends_with_that_exception(pids):
+    [(_, outcome)] = side_by_side.side_by_side([Job("study", study, (pids, raises))], sys.maxsize)
+    assert isinstance(outcome, ModuleNotFoundError) and outcome.name == "missing"
+
+
+def test_a_study_that_dies_takes_its_parts_along(pids):
+    def kill():
+        until((pids / "waits").exists)
+        os.kill(int((pids / "study").read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    [(_, outcome)] = side_by_side.side_by_side([Job("study", study, (pids, waits))], sys.maxsize)
+    killer.join()
+    assert isinstance(outcome, BrokenProcessPool)
+
+
+@pytest.mark.parametrize("how", ["thread", "process", "program"])
+def test_a_job_that_has_given_its_result_is_killed_if_it_does_not_exit(how, pids, monkeypatch):
+    monkeypatch.setattr(processes, "EXIT_SECONDS", 0.5)
+    [(_, pid)] = side_by_side.side_by_side([Job("stays", stays, (pids, how))], sys.maxsize)
+    assert (pids / str(pid)).exists()
