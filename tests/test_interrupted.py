@@ -38,6 +38,21 @@ for pid in (os.getpid(), child.pid):
 time.sleep(600)
 """
 """A cell that has started a program of its own, and does not end."""
+MEASURES = """
+import os, subprocess, sys, time
+from ropelab.bench import in_parts, processes
+from ropelab.bench.side_by_side import Job, side_by_side
+def waits():
+    for pid in (os.getpid(), subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid):
+        open(f"pids/{pid}", "w").close()
+    time.sleep(600)
+def study():
+    in_parts.compiled(waits, [(), ()])
+if __name__ == "__main__":
+    processes.end_on_interruption()
+    list(side_by_side([Job("study", study)], sys.maxsize))
+"""
+"""A program that measures a study, whose kernels are compiled in two parts."""
 
 
 @pytest.fixture
@@ -51,16 +66,17 @@ def folder(tmp_path):
     return tmp_path
 
 
-def started(folder, build):
-    """The program, once two notebooks wait and the first is noted, and the processes that descend from it."""
-    (folder / "run.py").write_text(RUN)
+def started(folder, build, code=RUN):
+    """The program, once two jobs wait and what has ended is noted, and the processes that descend from it."""
+    (folder / "run.py").write_text(code)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(folder / "run.py"), str(folder), str(build)]
     program = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
+        cwd=folder,
+    )  # fmt: skip
     limit = time.monotonic() + 120
-    while len(list((folder / "pids").iterdir())) < 4 or not list(build.glob("unfinished-*")):
+    while len(list((folder / "pids").iterdir())) < 4 or code == RUN and not list(build.glob("unfinished-*")):
         assert program.poll() is None and time.monotonic() < limit, program.communicate()
         time.sleep(0.2)
     return program, psutil.Process(program.pid).children(recursive=True)
@@ -83,6 +99,16 @@ def test_one_interruption_ends_every_process_and_the_next_run_keeps_what_has_end
     os.killpg(again.pid, signal.SIGINT)
     assert again.communicate(timeout=60)[0] == "01_one None\n"
     assert (folder / "ran").read_text() == "x"
+
+
+@pytest.mark.process
+def test_an_interruption_ends_the_parts_of_a_study(folder):
+    program, descendants = started(folder, folder / "build", MEASURES)
+    os.killpg(program.pid, signal.SIGINT)
+    _, said = program.communicate(timeout=60)
+    _, left = psutil.wait_procs(descendants, timeout=60)
+    assert program.returncode == 130 and said.strip().startswith("interrupted")
+    assert not [one for one in left if one.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.process

@@ -1,6 +1,7 @@
 """Measuring all studies: every one is registered once, and none keeps the others from being recorded."""
 
 import dataclasses
+import importlib
 import inspect
 import json
 import os
@@ -75,7 +76,9 @@ def test_the_command_measures_what_it_is_asked_for(options, only, monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(commands.processes, "start_server", lambda modules: None)
-    monkeypatch.setattr(commands, "take_measurements", lambda build, smoke, only: asked.append(only))
+    monkeypatch.setattr(
+        commands, "take_measurements", lambda build, smoke, only: asked.append(only) or measure.Measured([], {}, [])
+    )
     assert CliRunner().invoke(commands.app, ["measure", *options]).exit_code == 0
     assert asked == [list(registered.all_studies()) if only == "all" else only]
     refused = CliRunner().invoke(commands.app, ["measure", "--all", "dense"])
@@ -105,9 +108,20 @@ class Machine:
         return [Job(name, partial(self.run, name, size * GIB), (), size * GIB) for name, size in gib.items()]
 
 
+class Thread(ThreadPoolExecutor):
+    """A thread in the place of a process."""
+
+    def __init__(self, modules):
+        super().__init__(1)
+
+    def end(self):
+        self.shutdown()
+
+
 def run(jobs, gib, most=14):
-    executor = partial(ThreadPoolExecutor, 1)
-    return list(side_by_side.side_by_side(jobs, round(gib * GIB), most=most, executor=executor))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(side_by_side, "own_process", Thread)
+        return list(side_by_side.side_by_side(jobs, round(gib * GIB), most=most))
 
 
 def test_jobs_share_the_gpu_as_far_as_its_memory_goes():
@@ -248,7 +262,7 @@ def recorded(directory, study):
 
 
 def test_what_looks_at_no_clock_runs_beside_others_and_the_rest_is_compiled(tmp_path, as_on_a_gpu):
-    assert set(measure.measure(tmp_path, build=tmp_path)) == {"one", "precision", "memory", "parts"}
+    assert set(measure.measure(tmp_path, build=tmp_path).studies) == {"one", "precision", "memory", "parts"}
     parts = [("untimed part", "refused")]
     smallest_first = [("one", "stopped"), ("precision", "refused"), ("memory", "refused"), ("timed part", "stopped")]
     assert as_on_a_gpu[:5] == parts + smallest_first
@@ -323,8 +337,8 @@ def test_each_timed_study_has_a_process_of_its_own(tmp_path, monkeypatch, as_on_
     studies = {"one": known["one"], "grows": Study(grows, gpu_gib=1), "parts": known["parts"]}
     monkeypatch.setattr(schedule, "side_by_side", run)
     monkeypatch.setattr(registered, "all_studies", lambda: studies)
-    with pytest.raises(RuntimeError, match="for the reasons above: one; the next"):
-        measure.measure(tmp_path, build=tmp_path)
+    measured = measure.measure(tmp_path, build=tmp_path)
+    assert measured.broken == ["one"] and set(measured.studies) == {"grows", "parts"}
     assert started[1:] == [["one"], ["parts"]]
     assert recorded(tmp_path, "grows").part.tolist() == [1] and recorded(tmp_path, "parts").facts.tolist() == [7]
     assert "BrokenProcessPool: it died" in capsys.readouterr().err and not (tmp_path / "a-gpu" / "one.csv").exists()
@@ -368,7 +382,7 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path, monkeypatch, 
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("a-gpu/*.csv")}
     assert "two.csv" not in before and {"one.csv", "precision.csv", "memory.csv"} <= before.keys()
     as_on_a_gpu.clear()
-    assert set(measure.measure(tmp_path, build=tmp_path)) == {"one", "two", "parts", "precision", "memory"}
+    assert set(measure.measure(tmp_path, build=tmp_path).studies) == {"one", "two", "parts", "precision", "memory"}
     assert as_on_a_gpu == [("two", "runs")]
     assert "going on where a run was interrupted: 4 of 5 studies are measured" in capsys.readouterr().out
     after = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("a-gpu/*.csv")}
@@ -420,18 +434,31 @@ def test_a_study_that_raises_does_not_keep_the_others_from_being_recorded(tmp_pa
     def absent(*, smoke):
         raise Unavailable("no GPU")
 
+    def imports(*, smoke):
+        importlib.import_module("a_missing_package.functions")
+
     def senseless(*, smoke):
         return pd.DataFrame({"median_us": [-1.0]})
 
-    found = {"broken": broken, "absent": absent, "good": good, "senseless": senseless}
+    found = {
+        "broken": broken,
+        "absent": absent,
+        "too": absent,
+        "imports": imports,
+        "good": good,
+        "senseless": senseless,
+    }
     known = {name: Study(table, gpu_gib=0) for name, table in found.items()}
     monkeypatch.setattr(registered, "all_studies", lambda: known)
-    with pytest.raises(RuntimeError, match="not measured, for the reasons above: broken, senseless; the next"):
-        measure.measure(tmp_path, smoke=True, build=tmp_path)
+    measured = measure.measure(tmp_path, smoke=True, build=tmp_path)
+    assert measured.broken == ["broken", "senseless"]
+    assert {"  missing: no GPU (absent, too)", "  missing: a_missing_package not installed (imports)"} <= set(
+        str(measured).splitlines()
+    )
     assert records.load("good", tmp_path).frame.smoke.tolist() == [True]
     assert {path.stem for path in tmp_path.glob("*/*")} == {"good"}
     said = capsys.readouterr()
-    assert "not measured: no GPU" in said.out and "of a ratio" in said.err and "expected times above 0" in said.err
+    assert "of a ratio" in said.err and "expected times above 0" in said.err and "a_missing" not in said.err
     measure.measure(tmp_path, only=["good"], build=tmp_path)
     assert records.load("good", tmp_path).frame.smoke.tolist() == [False]
     known |= {name: dataclasses.replace(known[name], wide=True) for name in ("broken", "good", "senseless")}

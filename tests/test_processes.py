@@ -13,7 +13,7 @@ from functools import partial
 import pandas as pd
 import pytest
 
-from ropelab.bench import in_parts, processes, servers, side_by_side, workers
+from ropelab.bench import in_parts, processes, side_by_side, workers
 from ropelab.bench.side_by_side import Job
 
 psutil = pytest.importorskip("psutil")
@@ -147,3 +147,33 @@ def test_a_job_that_has_given_its_result_is_killed_if_it_does_not_exit(how, pids
     monkeypatch.setattr(processes, "EXIT_SECONDS", 0.5)
     [(_, pid)] = side_by_side.side_by_side([Job("stays", stays, (pids, how))], sys.maxsize)
     assert (pids / str(pid)).exists()
+
+
+@pytest.mark.parametrize("start", ["side by side", "spread"])
+def test_an_iterator_that_is_closed_ends_the_jobs_that_run(start, pids):
+    if start == "spread":
+        jobs = workers.spread([(waits, (pids,)), (note_and_return, (pids,))], [])
+    else:
+        jobs = side_by_side.side_by_side([Job("w", waits, (pids,)), Job("n", note_and_return, (pids,))], sys.maxsize)
+    next(jobs)
+    jobs.close()
+    assert (pids / "waits").exists()
+
+
+def note_and_return(folder):
+    until((folder / "waits").exists)
+    note(folder)
+
+
+def test_a_job_that_runs_for_long_is_named(monkeypatch, pids):
+    """The job ends when the line has been printed."""
+    said = []
+
+    def say(text, flush):
+        said.append(text)
+        (pids / "said").touch()
+
+    monkeypatch.setattr(side_by_side, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(side_by_side, "print", say, raising=False)
+    [(_, outcome)] = side_by_side.side_by_side([Job("te_layer", until, ((pids / "said").exists,))], sys.maxsize)
+    assert outcome is None and "still running: te_layer for 0:0" in said[0]

@@ -17,10 +17,11 @@ import subprocess
 import tempfile
 import tomllib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropelab.bench import packages
+from ropelab.bench import packages, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "data" / "peers.toml"
@@ -123,7 +124,7 @@ def read_list(file: Path = LIST) -> list[Compiled]:
 def compile_all(libraries: Sequence[Compiled], peers: Path, nvcc: str, arch: str) -> None:
     """Compile the libraries side by side, and print a line for each."""
     running = []
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as started:
         for library in libraries:
             target = library.path(peers, arch)
             needs = [each for each in (library.source, *library.include, library.library) if each]
@@ -141,7 +142,9 @@ def compile_all(libraries: Sequence[Compiled], peers: Path, nvcc: str, arch: str
             target.parent.mkdir(parents=True, exist_ok=True)
             new = target.with_suffix(f".{os.getpid()}.partial")
             command = library.command(nvcc, peers, arch, folder, new)
+            started.callback(new.unlink, missing_ok=True)
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            started.callback(processes.kill, process)
             running.append((library, target, new, process))
         for library, target, new, process in running:
             output, _ = process.communicate()

@@ -78,7 +78,7 @@ def kill(process: subprocess.Popen) -> None:
 
 
 def _family(pids: Iterable[int]) -> list[Any]:
-    """The processes that there are, each followed by all that descend from it."""
+    """The processes with these numbers, each followed by all that descend from it."""
     import psutil
 
     found = []
@@ -88,25 +88,15 @@ def _family(pids: Iterable[int]) -> list[Any]:
     return found
 
 
-def _kill(family: Iterable[Any]) -> None:
+def _kill(family: Sequence[Any]) -> None:
     """Kill the processes, and what they have started since."""
     import psutil
 
-    for process in family:
+    for process in [*family, *_family(one.pid for one in family if one.is_running())]:
         with suppress(psutil.Error):
-            for one in (process, *process.children(recursive=True)):
-                # The tracker of semaphores ends with its process, and removes what the others have left.
-                if not any("resource_tracker" in word for word in one.cmdline()):
-                    one.kill()
-
-
-def dependent() -> None:
-    """Leave an interruption to the process that started this one, and end as soon as that process is gone.
-
-    Programs that this process starts treat SIGINT as they would elsewhere.
-    """
-    signal.signal(signal.SIGINT, lambda *_: None)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+            # The tracker of semaphores ends with its process, and removes what the others have left.
+            if not any("resource_tracker" in word for word in process.cmdline()):
+                process.kill()
 
 
 def _end_with_parent() -> None:
@@ -116,8 +106,13 @@ def _end_with_parent() -> None:
 
 
 def quiet() -> None:
-    """As `dependent`, with one thread and without warnings: the faults that are tested make torch and NumPy warn."""
-    dependent()
+    """Use one thread, and silence warnings: the faults that are tested make torch and NumPy warn.
+
+    The process leaves an interruption to the process that started it, and ends as soon as that process is gone.
+    Programs that it starts treat SIGINT as they would elsewhere.
+    """
+    signal.signal(signal.SIGINT, lambda *_: None)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     torch._logging.set_logs(all=logging.ERROR)
     warnings.simplefilter("ignore")

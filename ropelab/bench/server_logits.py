@@ -16,7 +16,7 @@ import pandas as pd
 
 from ropelab.bench import timing
 from ropelab.bench.server_engine import EXACT, OURS, STOCK
-from ropelab.bench.servers import GROUPS, TINY, TOKENS, Engine, end, start
+from ropelab.bench.servers import GROUPS, TINY, TOKENS, Engine, running
 from ropelab.bench.unavailable import Unavailable
 
 COLUMNS = ("model", "engine", "places", "largest_error", "rms_error", "other_tokens", "largest_gap", "within_bound")
@@ -40,8 +40,7 @@ def server_logits(*, smoke: bool = False) -> pd.DataFrame:
     if importlib.util.find_spec("vllm") is None:
         raise Unavailable("vllm is not installed")
     model = replace(TINY if smoke else QWEN3, engines=(STOCK, OURS, EXACT), cache_gib=4)
-    with tempfile.TemporaryDirectory() as folder:
-        engines = start(model, Path(folder))
+    with tempfile.TemporaryDirectory() as folder, running(model, Path(folder)) as engines:
         try:
             for name, engine in engines.items():
                 print(f"    {model.name}, {name}: {engine.answer(_START_SECONDS)}", flush=True)
@@ -49,7 +48,6 @@ def server_logits(*, smoke: bool = False) -> pd.DataFrame:
         finally:
             for name, engine in engines.items():
                 print(f"    {model.name}, {name}:{engine.said()}", flush=True)
-            end(engines)
     return pd.DataFrame([{"model": model.name, **row} for row in rows(found)], columns=COLUMNS)
 
 

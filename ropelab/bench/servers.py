@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ropelab.bench import timing
+from ropelab.bench import processes, timing
 from ropelab.bench.server_engine import BATCHES, FUSED, OURS, STOCK
 from ropelab.bench.unavailable import Unavailable
 
@@ -143,22 +144,19 @@ def servers(*, smoke: bool = False) -> Iterator[pd.DataFrame]:
     rows: list[dict[str, Any]] = []
     gpus, gpu_bytes = max(1, torch.cuda.device_count()), 0
     for models in ((TINY,),) if smoke else GROUPS:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as started:
+            fit = [model for model in models if model.gpus <= gpus]
+            each = [(model, started.enter_context(running(model, Path(folder)))) for model in fit]
             reserved = 0
-            started = [(model, start(model, Path(folder))) for model in models if model.gpus <= gpus]
-            try:
-                for model, engines in started:
-                    for found in of_model(model, engines):
-                        rows += found
-                        reserved += sum(row["value"] for row in found if row["quantity"] == "reserved")
-                        gpu_bytes = max(gpu_bytes, reserved)
-                        table = pd.DataFrame(rows, columns=COLUMNS)
-                        table.attrs["gpu_bytes"] = gpu_bytes
-                        yield table
-                    end(engines)
-            finally:
-                for _, engines in started:
-                    end(engines)
+            for model, engines in each:
+                for found in of_model(model, engines):
+                    rows += found
+                    reserved += sum(row["value"] for row in found if row["quantity"] == "reserved")
+                    gpu_bytes = max(gpu_bytes, reserved)
+                    table = pd.DataFrame(rows, columns=COLUMNS)
+                    table.attrs["gpu_bytes"] = gpu_bytes
+                    yield table
+                end(engines)
 
 
 class Engine:
@@ -210,26 +208,32 @@ class Engine:
 Engines = Mapping[str, Engine]
 
 
-def start(model: Model, folder: Path) -> dict[str, Engine]:
-    """Start the engines of a model, without waiting for them. ``folder`` gets the log ``<model> <engine>.txt``."""
-    started = {}
-    for engine in model.engines:
-        own = folder / f"{model.name} {engine}"
-        own.mkdir()
-        spec = {
-            "engine": engine, "config": {**_COMMON, **model.config},
-            "backend": model.backend, "cache_gib": model.cache_gib, "gpus": model.gpus, "folder": str(own),
-        }  # fmt: skip
-        command = [sys.executable, "-m", "ropelab.bench.server_engine", json.dumps(spec)]
-        started[engine] = Engine(command, Path(f"{own}.txt"))
-    return started
+@contextmanager
+def running(model: Model, folder: Path) -> Iterator[dict[str, Engine]]:
+    """The engines of a model, which start beside the block and end with it.
+
+    ``folder`` gets the logs ``<model> <engine>.txt``.
+    """
+    engines: dict[str, Engine] = {}
+    try:
+        for engine in model.engines:
+            own = folder / f"{model.name} {engine}"
+            own.mkdir()
+            spec = {
+                "engine": engine, "config": {**_COMMON, **model.config},
+                "backend": model.backend, "cache_gib": model.cache_gib, "gpus": model.gpus, "folder": str(own),
+            }  # fmt: skip
+            command = [sys.executable, "-m", "ropelab.bench.server_engine", json.dumps(spec)]
+            engines[engine] = Engine(command, Path(f"{own}.txt"))
+        yield engines
+    finally:
+        end(engines)
 
 
 def end(engines: Engines) -> None:
     """End the processes."""
     for engine in engines.values():
-        engine.process.kill()
-        engine.process.wait()
+        processes.kill(engine.process)
 
 
 def of_model(model: Model, engines: Engines) -> Iterator[list[dict[str, Any]]]:

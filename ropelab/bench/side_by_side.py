@@ -6,6 +6,8 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ropelab.bench import processes, workers
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
 from ropelab.bench.study import GIB
@@ -36,7 +38,8 @@ class DoesNotFit(Exception):
 
 def own_process(modules: Sequence[str] = ()) -> processes.Pool:
     """A pool of one process, which starts with the first job. ``modules`` is as in `processes.forked`."""
-    return processes.Pool(1, processes.forked([*modules, processes.COMPILER]), initializer=processes.quiet)
+    compiler = [processes.COMPILER] * torch.cuda.is_available()
+    return processes.Pool(1, processes.forked([*modules, *compiler]), initializer=processes.quiet)
 
 
 def side_by_side(

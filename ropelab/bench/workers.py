@@ -50,9 +50,7 @@ def spread(plain: Iterable[Job], kernels: Iterable[Job], *, here: bool = False) 
                 continue
             modules = sorted({function.__module__ for function, _ in jobs})
             context = get_context("spawn") if interpret else processes.forked(modules)
-            pool = pools.enter_context(
-                processes.Pool(min(at_once, len(jobs)), context, initializer=processes.quiet)
-            )
+            pool = pools.enter_context(processes.Pool(min(at_once, len(jobs)), context, initializer=processes.quiet))
             with processes.environment(interpret):  # the processes start now and inherit the environment
                 futures += [pool.submit(function, *arguments) for function, arguments in jobs]
         for future in as_completed(futures):

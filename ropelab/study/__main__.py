@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import typer
@@ -15,6 +15,9 @@ from ropelab.bench import processes
 from ropelab.bench.records import MEASUREMENTS, ROOT, Selection, selection
 from ropelab.bench.workers import cores
 from ropelab.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from ropelab.study.engine.measure import Measured
 
 app = typer.Typer(help="Measure, run the notebooks, draw, report.", no_args_is_help=True, add_completion=False)
 Smoke = Annotated[bool, typer.Option("--smoke", help="Tiny parameters: does everything run?")]
@@ -62,19 +65,14 @@ def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> No
     steps = len(notebooks) + can_measure + 1
     numbers = iter(range(1, steps + 1))
     started = time.monotonic()
-    failed = False
-    measured: list[str] = []
+    measured = None
 
     def said(what: str, seconds: float, more: str = "") -> None:
         print(f"[{next(numbers)}/{steps}] {what:24} {seconds:6.1f} s{more}", flush=True)
 
     if can_measure:
         print("measuring", flush=True)
-        try:
-            measured = take_measurements(build, smoke)
-        except RuntimeError as error:  # the report shows what was measured, now or before
-            print(f"  {error}")
-            failed = True
+        measured = take_measurements(build, smoke)
         said("measured", time.monotonic() - started)
     else:
         print("no GPU: Triton's interpreter runs the kernels, and times come from the committed records")
@@ -94,16 +92,17 @@ def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> No
 
         began = time.monotonic()
         page = build / "report" / "index.html"
-        problems = report.write(page, runs, judged(), smoke=smoke, where=where, measured=() if smoke else measured)
+        new = measured.studies if measured and not smoke else ()
+        problems = report.write(page, runs, judged(), smoke=smoke, where=where, measured=new)
     said("report", time.monotonic() - began, f"  {page}")
     for problem in problems:
         print(f"  {problem}")
     print(f"all that, {time.monotonic() - started:.0f} s")
-    if any(run.failure for run in runs):
-        print(f"a notebook failed; what it printed is in {build / 'logs'}")
-        failed = True
+    failed = any(run.failure for run in runs)
     if failed:
-        raise typer.Exit(1)
+        print(f"a notebook failed; what it printed is in {build / 'logs'}")
+    print(measured or "", end="")
+    raise typer.Exit(failed or bool(measured and measured.broken))
 
 
 @app.command()
@@ -129,7 +128,9 @@ def measure(
         sys.exit(f"measuring needs a CUDA GPU, and torch {torch.__version__} sees none on this machine")
     if every:
         studies = list(registered.all_studies())
-    take_measurements(context.obj, smoke, studies)
+    measured = take_measurements(context.obj, smoke, studies)
+    print(measured, end="")
+    raise typer.Exit(bool(measured.broken))
 
 
 @app.command()
@@ -213,7 +214,7 @@ def run(*command: str) -> None:
         raise typer.Exit(code)
 
 
-def take_measurements(build: Path, smoke: bool, only: list[str] | None = None) -> list[str]:
+def take_measurements(build: Path, smoke: bool, only: list[str] | None = None) -> "Measured":
     from ropelab.study.engine.measure import measure
 
     return measure(build / "measurements" if smoke else MEASUREMENTS, smoke=smoke, only=only, build=build)

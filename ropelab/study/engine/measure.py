@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ropelab.bench import checksums, packages, peer_files, peers, record_checks, records, staleness
@@ -14,10 +15,33 @@ _RULE = tuple(f"ropelab.study.engine.{name}" for name in ("comparisons", "judgin
 """The modules that lead from a record to a verdict."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """The outcome of a run.
+
+    Attributes:
+        studies: the studies that the run has recorded, before it was interrupted or now.
+        missing: what this machine lacks, as a package -> the contenders and studies that did not run for that reason.
+        broken: the studies that raised, or whose table is no record.
+    """
+
+    studies: Sequence[str]
+    missing: Mapping[str, Sequence[str]]
+    broken: Sequence[str]
+
+    def __str__(self) -> str:
+        lines = [f"  missing: {reason} ({', '.join(names)})\n" for reason, names in self.missing.items()]
+        if self.broken:
+            lines.append(
+                f"  not measured, for the reasons above: {', '.join(self.broken)}; the next run goes on with them\n"
+            )
+        return "".join(lines)
+
+
 def measure(
     directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only: Sequence[str] | None = None,
     build: Path = records.ROOT / "build",
-) -> list[str]:  # fmt: skip
+) -> Measured:  # fmt: skip
     """Measure and record, and print a line for each step.
 
     First the studies that time nothing run, while the kernels of the other studies are compiled. Then the other studies
@@ -30,18 +54,15 @@ def measure(
         only: names of ``registered.all_studies()``; by default all studies but the wide sweeps.
         build: the folder that keeps the state of an unfinished run.
 
-    Returns:
-        The studies that this run has recorded, before it was interrupted or now.
-
     Raises:
         ValueError: a study is unknown.
-        RuntimeError: a study raised; the error follows after the other studies.
     """
     known = registered.all_studies()
     wanted = registered.named(only)
-    _, missing = peers.available(_PEERS)
-    for name, reason in missing.items():
-        print(f"  {name}: {reason}")
+    _, not_run = peers.available(_PEERS)
+    missing: dict[str, list[str]] = {}
+    for name, status in not_run.items():
+        missing.setdefault(status.removeprefix("not run: "), []).append(name)
     tables = {study: records.files(study, directory, records.environment()["gpu"]["name"])[0] for study in wanted}
     run = unfinished.resume(build, tables, smoke=smoke)
     if run.done:
@@ -58,9 +79,10 @@ def measure(
             broken.append(outcome.study)
         elif outcome.reason:
             said = f"not measured: {outcome.reason}"
+            missing.setdefault(outcome.reason, []).append(outcome.study)
         else:
             try:
-                _record(known[outcome.study], outcome, directory, smoke=smoke, not_run=missing)
+                _record(known[outcome.study], outcome, directory, smoke=smoke, not_run=not_run)
             except ValueError as error:
                 print(error, file=sys.stderr, flush=True)
                 broken.append(outcome.study)
@@ -73,10 +95,9 @@ def measure(
             about = {"study": outcome.study, "parameters": {"smoke": smoke}}
             said += "".join(f"; {flaw}" for flaw in record_checks.other_grid(outcome.found, about))
         print(f"  [{progress.done(outcome.study)}] {outcome.study}: {said}; {progress.left}", flush=True)
-    if broken:
-        raise RuntimeError(f"not measured, for the reasons above: {', '.join(broken)}; the next run goes on with them")
-    run.finish()
-    return list(run.done)
+    if not broken:
+        run.finish()
+    return Measured(list(run.done), missing, broken)
 
 
 def _record(study: Study, outcome: JobResult, directory: Path, *, smoke: bool, not_run: Mapping[str, str]) -> None:

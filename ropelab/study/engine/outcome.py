@@ -71,8 +71,11 @@ def growing(study: str, function: Callable[[], Any]) -> Iterator[JobResult]:
                 yield outcome(whole=False)
     except Unavailable as unavailable:
         reason = str(unavailable)
-    except Exception:
-        error = traceback.format_exc()
+    except Exception as raised:
+        if isinstance(raised, ModuleNotFoundError) and raised.name and "." not in raised.name:
+            reason = f"{raised.name} not installed"
+        else:
+            error = traceback.format_exc()
     yield outcome(whole=True)
 
 

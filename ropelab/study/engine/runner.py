@@ -7,10 +7,10 @@ import hashlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -21,9 +21,9 @@ import papermill
 from ipykernel.kernelspec import get_kernel_dict
 from traitlets.config import Config
 
-from ropelab.bench import processes
 from ropelab.bench.packages import PEERS
 from ropelab.bench.record_checks import sha256
+from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.bench.workers import cores
 from ropelab.study.engine import unfinished
 
@@ -193,7 +193,7 @@ def run_notebooks(
 
     Args:
         parameters: name -> value; each notebook gets the parameters that it declares.
-        tell: called about every second with the number of notebooks that have ended.
+        tell: called with the number of notebooks that have ended.
     """
     declared = [declared_parameters(source) for source in sources]
     wanted = [{name: parameters[name] for name in names if name in parameters} for names in declared]
@@ -202,24 +202,20 @@ def run_notebooks(
     threads = max(1, cores() // min(together, len(sources)))
     results = {source.stem: build / "notebooks" / source.name for source in sources}
     state = unfinished.resume(build, results, **_depends_on(sources, wanted), smoke=parameters.get("smoke"))
-    kept = {name: Run(name, results[name], 0.0) for name in state.done}
-
-    def note(runs: Mapping[str, Future[Run]]) -> int:
-        """Note the notebooks that have ended without an error, and count all that have ended."""
-        ended = {name: run for name, run in runs.items() if run.done()}
-        for name, run in ended.items():
-            if name not in state.done and not run.exception() and not run.result().failure:
-                state.note(name, results[name])
-        return len(kept) + len(ended)
-
-    with ProcessPoolExecutor(together, processes.forked([__name__]), initializer=processes.dependent) as pool:
-        each = zip(sources, repeat(build), wanted)
-        runs = {one[0].stem: pool.submit(run_notebook, *one, threads) for one in each if one[0].stem not in kept}
+    ended = {name: Run(name, results[name], 0.0) for name in state.done}
+    each = zip(sources, repeat(build), wanted, repeat(threads))
+    jobs = [Job(one[0].stem, run_notebook, one) for one in each if one[0].stem not in ended]
+    with closing(side_by_side(jobs, sys.maxsize, most=together)) as runs:
         for name in results:
-            while name in runs and not wait([runs[name]], timeout=1).done:
-                tell(note(runs))
-            note(runs)
-            yield kept[name] if name in kept else runs[name].result()
+            while name not in ended:
+                job, run = next(runs)
+                if isinstance(run, BaseException):  # its process died, and the other notebooks go on
+                    run = Run(job.name, job.arguments[0], 0.0, Failure(0, f"{type(run).__name__}: {run}"))
+                if not run.failure:
+                    state.note(job.name, results[job.name])
+                ended[job.name] = run
+                tell(len(ended))
+            yield ended[name]
     state.finish()
 
 

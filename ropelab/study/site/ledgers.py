@@ -1,7 +1,6 @@
 """Make the rows of the ledger of claims for the report."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -36,7 +35,7 @@ def begun(where: records.Where = records.MEASUREMENTS) -> Iterator[Callable[[], 
     """Begin the ledgers of all documents, in processes beside the caller; the function waits for them."""
     known = documents.documents()
     count = max(1, min(len(known), cores() // 4))
-    with ProcessPoolExecutor(count, processes.forked([__name__]), initializer=processes.quiet) as pool:
+    with processes.Pool(count, processes.forked([__name__]), initializer=processes.quiet) as pool:
         found = [pool.submit(ledger_of, document.key, where) for document in known]
         yield lambda: [one.result() for one in found]
 

@@ -6,13 +6,14 @@ The calls need a GPU. `evidence` calls the model of the first version in the sam
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from itertools import product
 
 import pandas as pd
 import torch
 
 from ropelab import reference, rotary_table
-from ropelab.bench import packages
+from ropelab.bench import packages, processes
 from ropelab.bench.unavailable import Unavailable
 from ropelab.layout.pairing import LAYOUTS, join
 from ropelab.study.documents.sglang import kernels
@@ -96,14 +97,18 @@ def synchronize(*, smoke: bool = False) -> pd.DataFrame:
     """
     if not torch.cuda.is_available():
         raise Unavailable("kernels fail on a GPU")
-    ran = {name: _process(statement) for name, statement in FAILURES.items()}
     rows = []
-    for name, process in ran.items():
-        output, errors = process.communicate(timeout=120)
-        said = [line.removeprefix("raised:") for line in output.splitlines() if line.startswith("raised:")]
-        if len(said) != 1:
-            raise RuntimeError(f"{name}: expected what torch.cuda.synchronize raises, got {errors[-500:]}")
-        rows.append({"failure": name, "exception": said[0]})
+    with ExitStack() as started:
+        ran = {}
+        for name, statement in FAILURES.items():
+            ran[name] = _process(statement)
+            started.callback(processes.kill, ran[name])
+        for name, process in ran.items():
+            output, errors = process.communicate(timeout=120)
+            said = [line.removeprefix("raised:") for line in output.splitlines() if line.startswith("raised:")]
+            if len(said) != 1:
+                raise RuntimeError(f"{name}: expected what torch.cuda.synchronize raises, got {errors[-500:]}")
+            rows.append({"failure": name, "exception": said[0]})
     return pd.DataFrame(rows)
 
 
