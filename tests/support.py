@@ -1,10 +1,12 @@
 """The random inputs of several test files, and the comparison with the definition."""
 
+import contextlib
 import itertools
 import os
 import re
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -130,3 +132,17 @@ def change(frame, where=None, **changes):
 def replaced_since_the_commit() -> bool:
     """Whether records were measured anew; without git nobody can tell, and the texts have to follow."""
     return bool(records._run("git", "-C", str(records.ROOT), "status", "--porcelain", "--", "data/measurements"))
+
+
+def wait_for_the_end(pids, seconds=120):
+    """Wait until all these processes have ended. Nobody may have asked for their exit codes yet."""
+    import psutil
+
+    def alive(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+    ends = time.monotonic() + seconds
+    while left := [pid for pid in pids if alive(pid)]:
+        assert time.monotonic() < ends, left
+        time.sleep(0.05)

@@ -15,8 +15,9 @@ import pytest
 
 from ropelab.bench import in_parts, processes, side_by_side, workers
 from ropelab.bench.side_by_side import Job
+from tests.support import wait_for_the_end
 
-psutil = pytest.importorskip("psutil")
+pytest.importorskip("psutil")
 
 LIMIT = 120
 """The seconds after which a wait has failed. Nothing waits for so long unless it hangs."""
@@ -30,34 +31,32 @@ def until(there):
 
 
 @pytest.fixture
-def pids(tmp_path):
+def folder(tmp_path):
     """A folder with a file for each process that `note` has noted. All of them have ended when the test ends.
 
     A call that hangs goes on after the limit, when every process has been killed.
     """
-    hung = threading.Timer(LIMIT, lambda: [one.kill() for one in alive(tmp_path)])
+    (tmp_path / "pids").mkdir()
+    hung = threading.Timer(LIMIT, lambda: [kill(pid) for pid in noted(tmp_path)])
     hung.start()
     yield tmp_path
     in_time = hung.is_alive()
     hung.cancel()
-    try:
-        assert in_time
-        until(lambda: not alive(tmp_path))
-    finally:
-        [one.kill() for one in alive(tmp_path)]
+    assert in_time
+    wait_for_the_end(noted(tmp_path))
 
 
-def alive(folder):
-    """The processes that were noted and have not ended."""
-    found = []
-    for file in folder.glob("[0-9]*"):
-        with suppress(psutil.NoSuchProcess):
-            found += [one] if (one := psutil.Process(int(file.name))).status() != psutil.STATUS_ZOMBIE else []
-    return found
+def noted(folder):
+    return [int(name) for name in os.listdir(folder / "pids")]
+
+
+def kill(pid=None):
+    with suppress(ProcessLookupError):
+        os.kill(pid or os.getpid(), signal.SIGKILL)
 
 
 def note(folder, pid=None):
-    (folder / f"{pid or os.getpid()}").touch()
+    (folder / "pids" / f"{pid or os.getpid()}").touch()
 
 
 def waits(folder):
@@ -77,10 +76,6 @@ def dies(folder, how):
     until((folder / "waits").exists)
     note(folder)
     how()
-
-
-def killed():
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def part(function, *arguments):
@@ -113,51 +108,52 @@ def study(folder, function):
 FAILURES = {
     "raises": ((raises,), ModuleNotFoundError),
     "exits": ((dies, partial(os._exit, 3)), BrokenProcessPool),
-    "is killed": ((dies, killed), BrokenProcessPool),
+    "is killed": ((dies, kill), BrokenProcessPool),
 }
 """A part that fails while another runs, and the exception that the caller gets."""
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_part_that_fails_ends_the_other_parts(failure, pids):
+def test_a_part_that_fails_ends_the_other_parts(failure, folder):
     (function, *arguments), error = FAILURES[failure]
     with pytest.raises(error):
-        in_parts.compiled(part, [(waits, pids), (function, pids, *arguments)])
+        in_parts.compiled(part, [(waits, folder), (function, folder, *arguments)])
 
 
-def test_a_study_whose_part_fails_ends_with_that_exception(pids):
-    [(_, outcome)] = side_by_side.side_by_side([Job("study", study, (pids, raises))], sys.maxsize)
+def test_a_study_whose_part_fails_ends_with_that_exception(folder):
+    [(_, outcome)] = side_by_side.side_by_side([Job("study", study, (folder, raises))], sys.maxsize)
     assert isinstance(outcome, ModuleNotFoundError) and outcome.name == "missing"
 
 
-def test_a_study_that_dies_takes_its_parts_along(pids):
-    def kill():
-        until((pids / "waits").exists)
-        os.kill(int((pids / "study").read_text()), signal.SIGKILL)
+def test_a_study_that_dies_takes_its_parts_along(folder):
+    def kill_study():
+        until((folder / "waits").exists)
+        kill(int((folder / "study").read_text()))
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill_study)
     killer.start()
-    [(_, outcome)] = side_by_side.side_by_side([Job("study", study, (pids, waits))], sys.maxsize)
+    [(_, outcome)] = side_by_side.side_by_side([Job("study", study, (folder, waits))], sys.maxsize)
     killer.join()
     assert isinstance(outcome, BrokenProcessPool)
 
 
 @pytest.mark.parametrize("how", ["thread", "process", "program"])
-def test_a_job_that_has_given_its_result_is_killed_if_it_does_not_exit(how, pids, monkeypatch):
+def test_a_job_that_has_given_its_result_is_killed_if_it_does_not_exit(how, folder, monkeypatch):
     monkeypatch.setattr(processes, "EXIT_SECONDS", 0.5)
-    [(_, pid)] = side_by_side.side_by_side([Job("stays", stays, (pids, how))], sys.maxsize)
-    assert (pids / str(pid)).exists()
+    [(_, pid)] = side_by_side.side_by_side([Job("stays", stays, (folder, how))], sys.maxsize)
+    assert str(pid) in os.listdir(folder / "pids")
 
 
 @pytest.mark.parametrize("start", ["side by side", "spread"])
-def test_an_iterator_that_is_closed_ends_the_jobs_that_run(start, pids):
+def test_an_iterator_that_is_closed_ends_the_jobs_that_run(start, folder):
     if start == "spread":
-        jobs = workers.spread([(waits, (pids,)), (note_and_return, (pids,))], [])
+        jobs = workers.spread([(waits, (folder,)), (note_and_return, (folder,))], [])
     else:
-        jobs = side_by_side.side_by_side([Job("w", waits, (pids,)), Job("n", note_and_return, (pids,))], sys.maxsize)
+        each = [Job("waits", waits, (folder,)), Job("ends", note_and_return, (folder,))]
+        jobs = side_by_side.side_by_side(each, sys.maxsize)
     next(jobs)
     jobs.close()
-    assert (pids / "waits").exists()
+    assert (folder / "waits").exists()
 
 
 def note_and_return(folder):
@@ -165,15 +161,15 @@ def note_and_return(folder):
     note(folder)
 
 
-def test_a_job_that_runs_for_long_is_named(monkeypatch, pids):
+def test_a_job_that_runs_for_long_is_named(monkeypatch, folder):
     """The job ends when the line has been printed."""
     said = []
 
     def say(text, flush):
         said.append(text)
-        (pids / "said").touch()
+        (folder / "said").touch()
 
     monkeypatch.setattr(side_by_side, "SILENT_SECONDS", 0.1)
     monkeypatch.setattr(side_by_side, "print", say, raising=False)
-    [(_, outcome)] = side_by_side.side_by_side([Job("te_layer", until, ((pids / "said").exists,))], sys.maxsize)
+    [(_, outcome)] = side_by_side.side_by_side([Job("te_layer", until, ((folder / "said").exists,))], sys.maxsize)
     assert outcome is None and "still running: te_layer for 0:0" in said[0]

@@ -28,8 +28,12 @@ COMPILER = "torch._inductor.compile_fx"
 """``torch.compile`` imports this module at its first call, which takes seconds."""
 EXIT_SECONDS = 10.0
 """A process that has no more work, and still is there after so many seconds, is killed."""
-_ASK_NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""``torch.cuda.is_available`` then asks the driver's management library. CUDA itself works in no fork of its user."""
+_OF_SERVER = {
+    # ``torch.cuda.is_available`` asks the driver's management library. CUDA itself works in no fork of its user.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # The tracker of semaphores starts with the server. It removes those of killed processes, and would warn of them.
+    "PYTHONWARNINGS": ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"))),
+}
 
 
 def end_on_interruption() -> None:
@@ -95,7 +99,7 @@ def _kill(family: Sequence[Any]) -> None:
     for process in [*family, *_family(one.pid for one in family if one.is_running())]:
         with suppress(psutil.Error):
             # The tracker of semaphores ends with its process, and removes what the others have left.
-            if not any("resource_tracker" in word for word in process.cmdline()):
+            if not any("from multiprocessing.resource_tracker" in word for word in process.cmdline()):
                 process.kill()
 
 
@@ -143,7 +147,7 @@ def start_server(modules: Sequence[str] = ()) -> bool:
     from multiprocessing import forkserver  # which other systems may not have
 
     get_context("forkserver").set_forkserver_preload(list(modules))
-    with environment(interpret=False), mock.patch.dict(os.environ, _ASK_NO_CUDA), _no_interruption():
+    with environment(interpret=False), mock.patch.dict(os.environ, _OF_SERVER), _no_interruption():
         forkserver.ensure_running()
     return True
 
