@@ -19,6 +19,8 @@ from tests.support import wait_for_the_end
 
 pytest.importorskip("psutil")
 
+pytestmark = pytest.mark.process
+
 LIMIT = 120
 """The seconds after which a wait has failed. Nothing waits for so long unless it hangs."""
 

@@ -36,8 +36,10 @@ def begun(where: records.Where = records.MEASUREMENTS) -> Iterator[Callable[[], 
     known = documents.documents()
     count = max(1, min(len(known), cores() // 4))
     with processes.Pool(count, processes.forked([__name__]), initializer=processes.quiet) as pool:
-        found = [pool.submit(ledger_of, document.key, where) for document in known]
-        yield lambda: [one.result() for one in found]
+        found = [(document, pool.submit(ledger_of, document.key, where)) for document in known]
+        yield lambda: [
+            _without_rows(document, error) if (error := one.exception()) else one.result() for document, one in found
+        ]
 
 
 def ledger_of(key: str, where: records.Where = records.MEASUREMENTS) -> Ledger:
@@ -54,8 +56,7 @@ def ledger(document: documents.Document, where: records.Where = records.MEASUREM
         each = each or {"": judged.ledger(document=document.key, records=where)}
         rows = each[where.gpu or next(iter(each))].fillna("").to_dict("records")
     except Exception as error:  # the report must appear all the same, and state the error
-        trouble = f"the ledger of {document.name} could not be computed: {type(error).__name__}: {error}"
-        return Ledger(document.key, document.name, [], trouble)
+        return _without_rows(document, error)
     writer = Writer()
     verdicts = {judged.short(gpu): other.fillna("").set_index("id") for gpu, other in each.items()}
     for row in rows:
@@ -70,3 +71,8 @@ def ledger(document: documents.Document, where: records.Where = records.MEASUREM
         for column in ("statement", "says", "quote", "needs", "beyond", "remarks"):
             row[column] = Markup(writer.inline(str(row.get(column, ""))))
     return Ledger(document.key, document.name, rows, each=each, url=document.url)
+
+
+def _without_rows(document: documents.Document, error: BaseException) -> Ledger:
+    trouble = f"the ledger of {document.name} could not be computed: {type(error).__name__}: {error}"
+    return Ledger(document.key, document.name, [], trouble)
