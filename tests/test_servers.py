@@ -135,18 +135,16 @@ class LLM:
 """
 
 
-def test_an_engine_answers_each_command_by_a_line(tmp_path):
+def test_an_engine_answers_each_command_by_a_line(tmp_path, monkeypatch):
     package = tmp_path / "vllm"
     (package / "model_executor" / "model_loader").mkdir(parents=True)
     (package / "__init__.py").write_text(PRETENDED)
     for name in ("model_executor/__init__", "model_executor/model_loader/__init__"):
         (package / f"{name}.py").touch()
     (package / "model_executor/model_loader/dummy_loader.py").write_text("initialize_dummy_weights = None\n")
-    model = servers.TINY
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(records.ROOT))))
-        engine = servers.start(model, tmp_path)[OURS]
-    try:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(records.ROOT))))
+    with servers.running(servers.TINY, tmp_path) as engines:
+        engine = engines[OURS]
         assert engine.answer(60)["vllm"] == "0", engine.said()
         first = engine.do("tokens", count=3, length=5, new=2, seed=1)
         assert first == engine.do("tokens", count=3, length=5, new=2, seed=1) and len(first) == 3
@@ -160,8 +158,6 @@ def test_an_engine_answers_each_command_by_a_line(tmp_path):
         with pytest.raises(RuntimeError, match="TypeError"):
             engine.do("timed", wrong=1)
         assert engine.do("kernels", count=1, length=5, new=2, seed=1) == []  # without a GPU
-    finally:
-        servers.end({OURS: engine})
     with pytest.raises((RuntimeError, OSError)):
         engine.do("memory")
 
