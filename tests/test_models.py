@@ -21,7 +21,7 @@ from ropelab.bench.projection import KERNEL  # noqa: E402
 from ropelab.bench.projection import OURS as PASS  # noqa: E402
 from ropelab.bench.projection_law import Machine  # noqa: E402
 from ropelab.conformance.cli import app  # noqa: E402
-from ropelab.conformance.models import apart, function_laws, verify_model  # noqa: E402
+from ropelab.conformance.models import apart, attention_laws, function_laws, verify_model  # noqa: E402
 from ropelab.conformance.models.apart import hold_model_apart  # noqa: E402
 from ropelab.conformance.models.deliberate import DELIBERATE  # noqa: E402
 from ropelab.conformance.models.factory import NotBuilt, build, made_of  # noqa: E402
@@ -214,6 +214,46 @@ def test_wrong_positions(monkeypatch, llama, wrong, broken, said):
     monkeypatch.setattr(rotary, "forward", lambda x, position_ids: forward(x, wrong(position_ids)))
     report = verify_model(llama, laws_of=unjudged)
     assert outcomes(report)[broken] == "fail" and said in str(report), str(report)
+
+
+def first_positions_again(x, positions):
+    return positions - positions[..., :1] if positions.shape[-1] > 1 else positions
+
+
+def offset_twice(x, positions):
+    return positions + positions[..., :1] if positions.shape[-1] > 1 else positions
+
+
+def first_of_all(x, positions):
+    return positions[..., : x.shape[1]]
+
+
+class CountsItself:
+    """Positions from a count of the tokens that came, which begins again with a prompt."""
+
+    def __call__(self, x, positions):
+        self.first = self.first + self.count if positions.min() > 0 else 0
+        self.count = x.shape[1]
+        return positions - positions[..., :1] + self.first
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2_vl"])
+@pytest.mark.parametrize("wrong, said", [
+    (first_positions_again, "in parts of 1, 2, 6 tokens"),  # mlx-vlm#1741
+    (offset_twice, "in parts of 1, 2, 6 tokens"),  # mlx-node#33, mistral.rs#2083
+    (first_of_all, "with position_ids of all tokens"),
+    (CountsItself(), "after a step that was taken back"),
+])  # fmt: skip
+def test_wrong_positions_of_parts(monkeypatch, architecture, wrong, said):
+    """Faults that one prefill and its decoding steps do not show."""
+    tiny = build(architecture).double()
+    text = tiny.model.model if hasattr(tiny.model, "model") else tiny.model
+    rotary = getattr(text, "language_model", text).rotary_emb
+    forward = rotary.forward
+    monkeypatch.setattr(rotary, "forward", lambda x, position_ids: forward(x, wrong(x, position_ids)))
+    with torch.no_grad():
+        [found] = [law for law in attention_laws.hold_attention(tiny) if law.law == "cached_is_prefill"]
+    assert found.status == "fail" and said in found.message, found
 
 
 class Changed(torch.nn.Module):

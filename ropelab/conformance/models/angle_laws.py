@@ -328,7 +328,7 @@ def _keys(cosine: np.ndarray, sine: np.ndarray, at: torch.Tensor, config: Any, k
         settings, parameters = stated_in(config, kind)
         others = {name: stated_in(config, name)[1] for name in types} if kind is not None else {}
         stated = Stated(settings, parameters, kind, rope.layout, None, others)
-        measure = Measure(at.numpy(), cos, sin, Measured(lambda _: (cos, sin), "a layer"), stated)
+        measure = Measure(at.numpy(), cos, sin, Measured(lambda _: (cos, sin), "a layer", cos.shape[1]), stated)
         findings = measure.explained(Reading.of(rope), "")
     except (TypeError, ValueError):
         return ""
