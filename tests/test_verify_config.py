@@ -337,6 +337,45 @@ def test_sections(change, key):
     assert [finding.key for finding in found.findings] == ([] if key is None else [key]), str(found)
 
 
+def places_of_the_call(x, position_ids):
+    return torch.arange(position_ids.shape[-1])[None].expand_as(position_ids)
+
+
+@pytest.mark.parametrize("positions, said", [
+    (places_of_the_call, "a position has the angles of its place in the call"),  # Automodel#3115
+    (lambda x, p: p % 4096, "position p has the angles of position p modulo 4096"),
+    (lambda x, p: p.clamp(max=31), "no position has angles beyond those of 31"),
+    (lambda x, p: p + (p > 40), "position 63 is the first that is wrong, which has the angles of position 64"),
+    (lambda x, p: p * p, "no frequencies give these numbers: position 2 is the first that is wrong"),
+])  # fmt: skip
+def test_a_cause_reproduces_all_numbers(positions, said):
+    def rotary(x, position_ids):
+        angles = positions(x, position_ids)[..., None].double() * inverse().double()
+        return angles.cos(), angles.sin()
+
+    [finding] = verify_config(configured(PLAIN), rotary).findings
+    assert said in str(finding), str(finding)
+
+
+def test_numbers_that_are_not_finite_accuse_no_key():
+    cos, sin = ropes(DYNAMIC)
+    cos[5, 3] = float("nan")
+    [finding] = verify_config(configured(DYNAMIC), (cos, sin)).findings
+    assert finding.key == "" and "1 of" in finding.words and "position 5, pair 3" in finding.example
+
+
+def test_a_pair_that_reads_another_axis():
+    axes = torch.repeat_interleave(torch.arange(3), torch.tensor([8, 12, 12]))
+    axes[9] = 2
+
+    def function(positions):
+        angles = positions[axes].T.float() * inverse()
+        return angles.cos(), angles.sin()
+
+    [finding] = verify_config(configured(MROPE), function).findings
+    assert finding.key == "mrope_section" and "pair 9 reads axis 2, in place of 1" in finding.words
+
+
 def test_no_target():
     with pytest.raises(NotMeasured, match="against: expected"):
         verify_config(configured(PLAIN), object())

@@ -14,7 +14,7 @@ import torch
 from ropelab.angles.model_config import stated as stated_in
 from ropelab.angles.rope_parameters import ANY_LENGTH, Rope
 from ropelab.conformance.configuration.descriptions import LLAMA_CPP, described, layer_types, read, spelled, written
-from ropelab.conformance.configuration.measured import Measured, NotMeasured, measured
+from ropelab.conformance.configuration.measured import Measured, measured, of_rope
 from ropelab.conformance.configuration.readings import Reading, Stated, readings
 from ropelab.conformance.identify.angles import refined, simple, slopes
 from ropelab.conformance.report import versions
@@ -136,7 +136,7 @@ def verify_config(config: Any, against: Any, *, layer_type: str | None = None, n
         stated = Stated(settings, parameters, kind, layout, None, others, absent)
         for at_length in _lengths(stated):
             rope = at_length.rope()
-            target = _target(against, rope, kind)
+            target = _target(against, rope, kind, config)
             found, words, left = _held(at_length, rope, target, kind or "")
             findings += [one for one in found if one not in findings]
             compared.append(f"{kind}: {words}" if kind else words)
@@ -179,29 +179,14 @@ def _lengths(stated: Stated) -> Iterator[Stated]:
         yield replace(stated, seq_len=rope.lengths.stop + 16)
 
 
-def _target(against: Any, rope: Rope, kind: str | None) -> Measured:
+def _target(against: Any, rope: Rope, kind: str | None, config: Any) -> Measured:
     if isinstance(against, Mapping) and kind in against:
         against = against[kind]
     keys = {str(key).removeprefix("--").replace("-", "_") for key in against} if isinstance(against, Mapping) else set()
     if "head_size" in keys or "rope_parameters" in keys or any(key.endswith(LLAMA_CPP) for key in keys):
-        config, layout = described(against)
-        settings, parameters = stated_in(config)
-        theirs = Stated(settings, parameters, None, layout).rope()
-        reading = Reading.of(theirs)
-
-        def waves(at: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-            angles = reading.angles(at.numpy())
-            return reading.factor * np.cos(angles), reading.factor * np.sin(angles)
-
-        return Measured(waves, "a description", UNIT, None, layout, theirs.rotary_slice)
-    head_dim = rope.head_dim or rope.rotary_dim
-    axes = max(rope.axes) + 1 if rope.axes is not None else 0
-    try:
-        return measured(against, head_dim, kind, axes)
-    except NotMeasured:
-        if not axes:
-            raise
-        return measured(against, head_dim, kind)
+        described_as, layout = described(against)
+        return of_rope(Stated(*stated_in(described_as), None, layout).rope(), rope, "a description")
+    return measured(against, rope, kind, config)
 
 
 def _held(stated: Stated, rope: Rope, target: Measured, kind: str) -> tuple[list[Finding], str, list[str]]:
@@ -211,8 +196,8 @@ def _held(stated: Stated, rope: Rope, target: Measured, kind: str) -> tuple[list
         left.append("the layout of the features: the target has no features")
     elif target.layout != rope.layout:
         findings.append(Finding(kind, "layout", f"is {target.layout}, in place of {rope.layout}"))
-    at, axes = _positions(rope, target, stated.seq_len)
-    if rope.axes is not None and not axes:
+    at = _positions(rope, target, stated.seq_len)
+    if rope.axes is not None and target.axes == 1:
         left.append("mrope_section: the target takes positions along one axis")
         stated = replace(stated, parameters={k: v for k, v in stated.parameters.items() if not k.startswith("mrope")})
     longest = rope.max_seq_len
@@ -222,22 +207,24 @@ def _held(stated: Stated, rope: Rope, target: Measured, kind: str) -> tuple[list
     if not target.scaled:
         left.append("the factor of cosines and sines: frequencies do not contain it")
     cos, sin = target.at(at)
+    if target.layout is None and rope.inverse_frequencies[0] < 0:
+        left.append("the direction of the rotation: the target has no features")
+        sin = -sin if (sin[1:2, 0] > 0).any() else sin
     words = f"{cos.shape[1]} pairs at {cos.shape[0]} positions up to {int(at.max())}, from {target.kind}"
-    bad = ~np.isfinite(cos) | ~np.isfinite(sin)
-    if bad.any() or max(abs(cos).max(), abs(sin).max()) > 1e6:
-        findings.append(_not_finite(stated, at, cos, kind))
+    if not (abs(cos).max() <= 1e6 and abs(sin).max() <= 1e6):  # NaN is not
+        findings.append(_not_finite(stated, at, cos, sin, kind))
         return findings, words, left
     measure = Measure(at.numpy(), cos, sin, target, stated)
     right = Reading.of(rope)
-    if not axes:
+    if target.axes == 1:
         right = replace(right, axes=None)
     if not measure.fits(right):
         findings += measure.explained(right, kind)
     return findings, words, left
 
 
-def _positions(rope: Rope, target: Measured, seq_len: int | None) -> tuple[torch.Tensor, bool]:
-    """The positions that are asked for, ``[K]`` or ``[axes, K]``, and whether they have several axes.
+def _positions(rope: Rope, target: Measured, seq_len: int | None) -> torch.Tensor:
+    """The positions that are asked for, ``[K]``, or ``[axes, K]`` where the target takes several axes.
 
     The last position tells a function the length of the sequence, where frequencies depend on it.
     """
@@ -246,27 +233,19 @@ def _positions(rope: Rope, target: Measured, seq_len: int | None) -> tuple[torch
         last = min(last, rope.lengths.stop - 1)
     far = (int(2**power) + odd for power in range(4, 31) for odd in (-1, 1, 5))
     at = torch.tensor(sorted({*range(min(FEW, last)), *(p for p in far if p < last), last - 1}))
-    if rope.axes is None:
-        return at, False
-    count = max(rope.axes) + 1
-    several = torch.stack([(at * (axis + 1)) // count for axis in range(count)])
-    try:
-        target.at(several)
-    except Exception:  # the target has one axis
-        return at, False
-    return several, True
+    count = target.axes
+    return at if count == 1 else torch.stack([(at * (axis + 1)) // count for axis in range(count)])
 
 
-def _not_finite(stated: Stated, at: torch.Tensor, cos: np.ndarray, kind: str) -> Finding:
-    dynamic = stated.parameters.get("rope_type", stated.parameters.get("type")) == "dynamic"
-    words = "leads to numbers that are not finite"
-    if dynamic:
-        words += ": the base is a power of factor * length / max_position_embeddings - (factor - 1), which is negative"
-        words += " for a length below max_position_embeddings"
-    where = np.argwhere(~np.isfinite(cos) | (abs(cos) > 1e6))
-    token, pair = map(int, where[0]) if len(where) else (0, 0)
-    key = "factor" if stated.parameters.get("factor") is not None else "rope_theta"
-    return Finding(kind, key, words, f"position {int(at[..., token].max())}, pair {pair}: {cos[token, pair]:g}")
+def _not_finite(stated: Stated, at: torch.Tensor, cos: np.ndarray, sin: np.ndarray, kind: str) -> Finding:
+    bad = ~(np.isfinite(cos) & np.isfinite(sin)) | (np.maximum(abs(cos), abs(sin)) > 1e6)
+    token, pair = map(int, np.argwhere(bad)[0])
+    key, words = "", f"{bad.sum()} of {bad.size} cosines and sines are not finite"
+    if stated.parameters.get("rope_type", stated.parameters.get("type")) == "dynamic" and bad[1:, 1:].all():
+        key, words = "factor", "leads to numbers that are not finite: the base is a power of factor * length /"
+        words += " max_position_embeddings - (factor - 1), which is negative for a length below max_position_embeddings"
+    where = f"position {int(at[..., token].max())}, pair {pair}: cos {cos[token, pair]:g}, sin {sin[token, pair]:g}"
+    return Finding(kind, key, words, where)
 
 
 @dataclass(frozen=True)
@@ -364,28 +343,74 @@ class Measure:
         return f"position {at}, pair {pair}: {numbers}, in place of {expected}"
 
     def _recovered(self, right: Reading) -> Reading:
-        """The numbers that fit, where no reading has them: a base, a factor, or the pairs that differ."""
-        if self.at.ndim > 1 or len(right.theta) != self.cos.shape[1]:
+        """What reproduces the numbers, where no reading of a key does: a base, a factor, positions, pairs or axes.
+
+        Where nothing does, the words say at which position the numbers are first wrong.
+        """
+        unknown = replace(right, key="")
+        if len(right.theta) != self.cos.shape[1]:
             words = f"no reading of a key has these {self.cos.shape[1]} frequencies; expected {len(right.theta)}"
-            return replace(right, key="", words=words)
+            return replace(unknown, words=words)
+        tries = self._other_axes(right) if self.at.ndim > 1 else self._other_numbers(right, unknown)
+        fitting = (reading for at, reading in tries if replace(self, at=at).fits(reading, size=False))
+        return next(fitting, replace(unknown, words=self._first_wrong(right)))
+
+    def _other_axes(self, right: Reading) -> Iterator[tuple[np.ndarray, Reading]]:
+        """Positions ``[axes, K]``, and the axes that pairs read."""
+        own = right.axes or (0,) * len(right.theta)
+        shares = [
+            self.share(replace(right, axes=(axis,) * len(own)), size=False).max(0) for axis in range(len(self.at))
+        ]
+        best = np.argmin(shares, 0)
+        read = tuple(a if shares[a][pair] <= 1 else int(best[pair]) for pair, a in enumerate(own))
+        for pair in [pair for pair, axis in enumerate(own) if read[pair] != axis][:1]:
+            words = f"is another: pair {pair} reads axis {read[pair]}, in place of {own[pair]}"
+            yield self.at, replace(right, key="mrope_section", axes=read, words=words)
+
+    def _other_numbers(self, right: Reading, unknown: Reading) -> Iterator[tuple[np.ndarray, Reading]]:
+        """Positions ``[K]`` and readings, from the frequencies that the first, consecutive positions show."""
         angles = np.arctan2(self.sin, self.cos)
-        near = int(np.argmax(np.diff(self.at, append=self.at[-1]) != 1))  # the first positions are consecutive
+        near = int(np.argmax(np.diff(self.at, append=self.at[-1]) != 1))
         slope, start = slopes(angles[: near + 1])
         theta = refined(slope, start, angles[near + 1 :], self.at[near + 1 :])
         for reading in self._solved(theta, right):
-            if self.fits(reading, size=False):
-                return reading
+            yield self.at, reading
         slow = int(np.argmin(abs(theta - 1e-3)))  # within half a turn, and far above the rounding
         rows = round(float(start[slow] / theta[slow])) if theta[slow] else 0
-        if rows and replace(self, at=self.at + rows).fits(right, size=False):
-            return replace(right, key="", words=f"position p has the angles of position p {'+-'[rows < 0]} {abs(rows)}")
+        yield (
+            self.at + rows,
+            replace(unknown, words=f"position p has the angles of position p {'+-'[rows < 0]} {abs(rows)}"),
+        )
+        yield np.arange(len(self.at)), replace(unknown, words="a position has the angles of its place in the call")
+        first, same = self._wrong_position(right)
+        if same is not None and same < first:
+            words = f"position p has the angles of position p modulo {first - same}"
+            yield self.at % (first - same), replace(unknown, words=words)
+            yield np.minimum(self.at, same), replace(unknown, words=f"no position has angles beyond those of {same}")
         ratio = theta / np.where(right.theta == 0, np.inf, right.theta)
+        times = float(np.median(ratio))
+        words = f"every frequency is multiplied by {times:.5g}"
+        yield self.at, replace(unknown, theta=times * right.theta, words=words)
         wrong = np.flatnonzero(abs(ratio - 1) > 1e-5)
-        if np.ptp(ratio) < 1e-4 * abs(np.median(ratio)):
-            return replace(right, key="", words=f"every frequency is multiplied by {np.median(ratio):.5g}")
+        pair = int(wrong[0]) if len(wrong) else 0
         words = f"no reading of a key has these frequencies: {len(wrong)} of {len(theta)} pairs differ, the first is"
-        first = int(wrong[0]) if len(wrong) else 0
-        return replace(right, key="", words=f"{words} {first}, by a factor of {ratio[first]:.5g}")
+        yield self.at, replace(unknown, theta=theta, words=f"{words} {pair}, by a factor of {ratio[pair]:.5g}")
+
+    def _wrong_position(self, right: Reading) -> tuple[int, int | None]:
+        """The first position with wrong angles, and the position, near it or 0, that has these; None if none has."""
+        token = int((self.share(right, size=False) > 1).any(1).argmax())
+        position = int(self.at[..., token].max())
+        if self.at.ndim > 1:
+            return position, None
+        others = np.r_[: min(position, MANY), max(0, position - FEW) : position, position + 1 : position + FEW]
+        cos, sin = (np.broadcast_to(wave[token], (len(others), wave.shape[1])) for wave in (self.cos, self.sin))
+        same = (replace(self, at=others, cos=cos, sin=sin).share(right, size=False) <= 1).all(1)
+        return position, int(others[same.argmax()]) if same.any() else None
+
+    def _first_wrong(self, right: Reading) -> str:
+        position, same = self._wrong_position(right)
+        alike = "" if same is None else f", which has the angles of position {same}"
+        return f"no frequencies give these numbers: position {position} is the first that is wrong{alike}"
 
     def _solved(self, theta: np.ndarray, right: Reading) -> Iterator[Reading]:
         """Readings with a base or a factor that the recovered frequencies give, rounded to few digits."""
