@@ -28,6 +28,9 @@ from ropelab.conformance.verify import check_function, judge, measurable, measur
 from ropelab.conformance.words import failure, said
 
 REQUEST, NOTES = "request.json", "notes"
+LIBRARY = str(Path(__file__).parents[1])
+SKIPPED = (LIBRARY, importlib.__file__, "<frozen ")
+"""The beginnings of the names of files whose frames a traceback of foreign code leaves out."""
 _end_process = os._exit  # kept here, because the function may replace os._exit
 
 
@@ -108,12 +111,24 @@ def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
         check_function(function)
     except TypeError as reason:
         raise Unusable(f"target: expected package.module:function, got {target} ({reason})") from None
+    if needed := _needs_object(function, declaration.about["convention"]):
+        raise Unusable(f"target: expected a function, got {target}, {needed}")
     report = judge(function, declaration, surroundings, begun=notes.begun, found=notes.result)
     notes.write("diagnosis", {"diagnosis": [str(fault) for fault in report.diagnosis], "words": diagnosis(report)})
     if measurable(report, declaration):
         notes.begun("the identification")
         found = measure(function, declaration, surroundings, report)
         notes.write("identification", {"found": found.as_dict(), "words": identification(found)})
+
+
+def _needs_object(function: Any, convention: str) -> str:
+    """Why a target can only be called on an object, and what to pass in its place; empty for other targets."""
+    instead = "name a function that makes an object and calls it"
+    if inspect.isclass(function) and convention != "module":
+        return f"a class: {instead}, or declare the convention module"
+    if inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "self":
+        return f"a method without an object: {instead}"
+    return ""
 
 
 def hold_model(notes: Notes, target: str) -> None:
@@ -150,23 +165,42 @@ def hold_model(notes: Notes, target: str) -> None:
 
 def hold_config(notes: Notes, config: str, against: str, layer_type: str | None) -> None:
     """Import or read a target, and hold it to a configuration; the arguments are those of `verify_config`."""
-    from ropelab.conformance.configuration import verify_config
+    from ropelab.conformance.configuration import ConfigReport, verify_config
+    from ropelab.conformance.configuration.descriptions import is_file, read, read_json
+    from ropelab.conformance.configuration.measured import NotMeasured
     from ropelab.conformance.configuration.measured import load as load_tensors
 
+    notes.begun(f"the reading of {config}")
+    stated: Any
+    if ":" in config and not is_file(config):
+        stated = load(config, "config")
+        if callable(stated):
+            stated = _foreign(f"config: expected a configuration, or a function that returns one, got {config}", stated)
+    else:
+        stated = _foreign("", read, config)
     notes.begun(f"the import of {against}")
     path = Path(against)
     target: Any
-    if path.suffix == ".json" and path.is_file():
-        target = json.loads(path.read_text(encoding="utf-8"))
-    elif path.is_file():
-        target = _foreign("against: expected a file of tensors", load_tensors, path)
+    if is_file(against):
+        target = (
+            _foreign("", read_json, "against", path) if path.suffix == ".json" else _foreign("", load_tensors, path)
+        )
     else:
-        target = load(against)
+        target = load(against, "against")
     if callable(target) and not _takes_arguments(target):
         notes.begun(f"a call of {against}")
         target = _foreign(f"against: expected a target, or a function that returns one, got {against}", target)
     notes.begun("the comparison with the configuration")
-    report = _foreign("not judged", verify_config, config, target, layer_type=layer_type, name=against)
+
+    def compared() -> ConfigReport:
+        try:
+            return verify_config(stated, target, layer_type=layer_type, name=against)
+        except NotMeasured:
+            raise
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{config}: {error}") from None
+
+    report = _foreign("", compared)
     notes.write("config", {"report": report.as_dict(), "words": str(report)})
 
 
@@ -184,18 +218,20 @@ def _takes_arguments(function: Any) -> bool:
 TASKS: dict[str, Callable[..., None]] = {"verify": hold, "verify-model": hold_model, "verify-config": hold_config}
 
 
-def load(target: str) -> Any:
+def load(target: str, argument: str = "target") -> Any:
     """Return the object that ``module:name`` names, in the working directory or on the path of Python."""
     module_name, _, path = target.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    wanted = f"target: expected package.module:name, got {target}"
+    wanted = f"{argument}: expected package.module:name, got {target}"
+    if not module_name or not path or module_name.startswith("."):
+        raise Unusable(wanted)
     try:
         found = importlib.import_module(module_name)
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # a module may raise anything
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise Unusable(f"{wanted} ({error})") from None
-        traceback.print_exc()
+        _print_frames(error)
         raise Unusable(f"{wanted} (its import raised {said(error)})") from None
     try:
         for name in path.split("."):
@@ -206,9 +242,30 @@ def load(target: str) -> Any:
 
 
 def _foreign(wanted: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Return the result of a call that runs foreign code, whose exceptions become the reason of `Unusable`."""
+    """Return the result of a call that runs foreign code, whose exceptions become the reason of `Unusable`.
+
+    An exception of this library needs no ``wanted``: its message says what was expected.
+    """
     try:
         return function(*arguments, **options)
     except Exception as error:
-        traceback.print_exc()
-        raise Unusable(f"{wanted} ({said(error)})") from None
+        ours = _raised_here(error) and isinstance(error, (TypeError, ValueError))
+        if error.__cause__ is not None or not ours:
+            _print_frames(error.__cause__ or error)
+        raise Unusable(str(error) if ours else f"{wanted} ({said(error)})") from None
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Return whether a frame of this library raised an exception."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(LIBRARY)
+
+
+def _print_frames(error: BaseException) -> None:
+    """Print the traceback of an exception; without frames of this library, if foreign code raised it."""
+    found = traceback.TracebackException.from_exception(error)
+    if not _raised_here(error):
+        found.__cause__ = found.__context__ = None
+        foreign = (frame for frame in found.stack if not frame.filename.startswith(SKIPPED))
+        found.stack = traceback.StackSummary.from_list(foreign)
+    print("".join(found.format()), end="", file=sys.stderr)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +16,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ropelab.arguments import integer
 from ropelab.conformance.apart import ProcessEnd, hold_apart
 from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS
 from ropelab.conformance.conventions import CONVENTIONS
-from ropelab.conformance.declared import DTYPES, declare, example, laws_of
+from ropelab.conformance.declared import DTYPES, MOST_TOKENS, declare, example, laws_of
 from ropelab.conformance.destination import Destination
 from ropelab.conformance.laws import LAWS
 from ropelab.conformance.process import Limits
@@ -34,7 +36,6 @@ app = typer.Typer(
 )
 
 EXIT_CODES = {"right": 0, "wrong": 1, "not judged": 2}
-EVERY_CONVENTION = ", ".join((*CONVENTIONS, *CACHE_CONVENTIONS))
 COLOURS = {"right": "bold green", "wrong": "bold red", "not judged": "bold yellow"}
 TIMEOUT = Annotated[float, typer.Option(help="The seconds for the whole run, from the import on.")]
 MEMORY = Annotated[float, typer.Option(help="The GiB of memory for the run and all that it starts, on Linux.")]
@@ -109,6 +110,9 @@ def verify(
         raise typer.BadParameter(f"target: expected package.module:function, got {target!r}")
     if dtype not in DTYPES:
         raise typer.BadParameter(f"dtype: expected one of {tuple(DTYPES)}, got {dtype!r}")
+    _known("convention", convention, "conventions", CONVENTIONS | CACHE_CONVENTIONS)
+    for name in (*(law or ()), *(skip or ())):
+        _known("law", name, "laws", laws_of(convention))
     if json is not None and markdown is not None and _same_file(json, markdown):
         raise typer.BadParameter(f"markdown: expected another file than that of --json, got {markdown}")
     declared: dict[str, Any] = {
@@ -119,7 +123,7 @@ def verify(
         "device": device, "laws": law, "skip": skip or [], "thorough": thorough, "arrays": arrays,
     }  # fmt: skip
     if sizes is not None:
-        declared["token_counts"] = _integers("sizes", sizes)
+        declared["token_counts"] = _token_counts("sizes", sizes)
     try:
         declaration = declare(**declared, dtype=DTYPES[dtype])
     except ValueError as error:
@@ -223,8 +227,8 @@ def conventions(
 ) -> None:
     """List the conventions with their calls, or describe one of them."""
     known = CONVENTIONS | CACHE_CONVENTIONS
-    if name is not None and name not in known:
-        raise typer.BadParameter(f"name: expected one of {EVERY_CONVENTION}, got {name!r}")
+    if name is not None:
+        _known("name", name, "conventions", known)
     if name is None:
         words = "\n".join(f"{kind.name}\n    {kind.signature}" for kind in known.values())
     else:
@@ -232,12 +236,21 @@ def conventions(
     _print(lambda console: console.print(Text(words), soft_wrap=True))
 
 
-def _integers(name: str, value: str) -> list[int]:
-    """Return the integers that commas separate."""
+def _known(name: str, value: str, command: str, known: Iterable[str]) -> None:
+    """Raise BadParameter unless a value is one of those that a command lists."""
+    if value not in (known := list(known)):
+        near = "".join(f"; did you mean {one!r}?" for one in get_close_matches(value, known, 1))
+        expected = f"one of those that `ropelab {command}` lists"
+        raise typer.BadParameter(f"{name}: expected {expected}, got {value!r}{near}")
+
+
+def _token_counts(name: str, value: str) -> list[int]:
+    """Return the numbers of tokens that commas separate."""
     try:
-        return [int(part) for part in value.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"{name}: expected integers that commas separate, got {value!r}") from None
+        return [integer(name, int(part), 1, MOST_TOKENS) for part in value.split(",")]
+    except ValueError as error:
+        expected = f"{name}: expected integers that commas separate, got {value!r}"
+        raise typer.BadParameter(str(error) if str(error).startswith(name) else expected) from None
 
 
 def _limits(timeout: float, memory: float) -> Limits:

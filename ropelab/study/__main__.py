@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import torch
 import typer
@@ -114,7 +114,7 @@ def measure(
 ) -> None:
     """Measure on this GPU and replace its records; with --smoke, write trial records elsewhere."""
     if every and studies:
-        sys.exit(f"--all: expected no names beside it, got {' '.join(studies)}")
+        refuse(f"--all: expected no names beside it, got {' '.join(studies)}")
     has_gpu = torch.cuda.is_available()
     if has_gpu and len(studies or ()) != 1:  # one study runs in this process, and nothing should disturb its times
         processes.start_server(MEASURING)
@@ -123,7 +123,7 @@ def measure(
     try:
         registered.named(studies)
     except ValueError as error:
-        sys.exit(str(error))
+        refuse(str(error))
     if not has_gpu:
         sys.exit(f"measuring needs a CUDA GPU, and torch {torch.__version__} sees none on this machine")
     if every:
@@ -225,7 +225,13 @@ def chosen(gpu: str) -> Selection:
     try:
         return selection(MEASUREMENTS, gpu)
     except ValueError as error:
-        sys.exit(str(error))
+        refuse(str(error))
+
+
+def refuse(reason: str) -> NoReturn:
+    """End with the exit code of a wrong usage, and say why."""
+    typer.echo(reason, err=True)
+    raise typer.Exit(2)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from ropelab.angles.model_config import stated
 from ropelab.arguments import shown
 
+SUFFIXES = (".json", ".npy", ".npz", ".pt", ".pth", ".bin")
+"""The ends of names of files that have a configuration, a description or tensors."""
 LLAMA_CPP = ("freq_base", "rope_freq_base", "rope.freq_base")
 """Keys of which a description in llama.cpp's form has one."""
 _NAMES = {
@@ -44,26 +47,55 @@ def read(config: Any) -> Any:
             function without arguments that returns one; or the name of an architecture of transformers.
 
     Raises:
-        ValueError: the name stands for none of these.
+        ValueError: the name stands for none of these, or the file has no configuration.
     """
     if not isinstance(config, (str, Path)):
         return config
-    path = Path(config)
-    if path.is_dir():
-        path /= "config.json"
-    if path.is_file():
-        return json.loads(path.read_text(encoding="utf-8"))
+    if is_file(config) or Path(config).is_dir():
+        return read_json("config", Path(config, "config.json") if Path(config).is_dir() else Path(config))
     module, _, name = str(config).partition(":")
     if name:
         found = getattr(importlib.import_module(module), name)
         return found() if callable(found) else found
+    expected = "a file, a folder with config.json, package.module:name or an architecture of transformers"
     try:
-        from transformers import AutoConfig
-
-        return AutoConfig.for_model(str(config))
-    except (ImportError, ValueError) as error:
-        expected = "a file, a folder with config.json, package.module:name or an architecture of transformers"
+        from transformers.models.auto import CONFIG_MAPPING
+    except ImportError as error:
         raise ValueError(f"config: expected {expected}, got {config!r} ({error})") from None
+    if str(config) not in CONFIG_MAPPING:
+        raise ValueError(f"config: expected {expected}, got {config!r}")
+    return CONFIG_MAPPING[str(config)]()
+
+
+def is_file(name: str | Path) -> bool:
+    """Whether a name is that of a file, by its form where there is no such file."""
+    path = Path(name)
+    return path.is_file() or path.suffix in SUFFIXES or os.sep in str(name)
+
+
+def read_json(name: str, path: Path) -> dict[str, Any]:
+    """The object in a file of JSON.
+
+    Args:
+        name: the argument that names the file, for the message.
+        path: the file.
+
+    Raises:
+        ValueError: the file cannot be read, is no JSON, or has something else than an object.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        reason = f"line {error.lineno} column {error.colno}: {error.msg}"
+    except (OSError, RecursionError, ValueError) as error:
+        if not path.exists():
+            raise ValueError(f"{name}: no such file: {str(path)!r}") from None
+        reason = str(error)
+    else:
+        if isinstance(found, dict):
+            return found
+        reason = f"it has {shown(found)}"
+    raise ValueError(f"{name}: expected an object in JSON, got {path} ({reason})") from None
 
 
 def spelled(config: Any) -> dict[str, str]:
