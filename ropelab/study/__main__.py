@@ -188,7 +188,7 @@ def hub(context: typer.Context) -> None:
     try:
         build.build(folder)
     except ValueError as error:
-        sys.exit(str(error))
+        refuse(str(error))
     print(f"the package is in {folder}")
 
 
