@@ -20,7 +20,8 @@ class Adapter(NamedTuple):
 
     Attributes:
         arguments: makes the arguments of a valid call.
-        free: names of arguments that the call does not read, and values that its contract takes.
+        free: names of arguments that the call does not read, and values that its contract takes, for all arguments or
+            for one, as in ``"q_out of 8 bits"``.
     """
 
     function: Callable
@@ -75,8 +76,8 @@ ADAPTERS = {
         flashinfer.slot_mapping,
         lambda: {name: x for name, x in append_call().items() if name in signature(flashinfer.slot_mapping).parameters},
     ),
-    "vllm, norm": Adapter(vllm.fused_qknorm_rope_cache, lambda: norm_call(kind="fp8")),
-    "vllm, norm, auto": Adapter(vllm.fused_qknorm_rope_cache, norm_call, ("k_scale", "v_scale")),
+    "vllm, norm": Adapter(vllm.fused_qknorm_rope_cache, lambda: norm_call(kind="fp8"), ("q_out of 8 bits",)),
+    "vllm, norm, auto": Adapter(vllm.fused_qknorm_rope_cache, norm_call, ("k_scale", "v_scale", "q_out of 8 bits")),
     "vllm, MLA": Adapter(vllm.concat_and_cache_mla_rope_fused, lambda: latent_call(kind="fp8")),
     "megatron, q in place": Adapter(
         megatron.fused_mla_rope_inplace, mla(nope_dim=8, inverse=False, remove_interleaving=False)
@@ -111,7 +112,8 @@ ADAPTERS = {
 }  # fmt: skip
 
 SOME_FIT = (
-    "of no axis", "of one more axis", "shorter", "empty", "longer", "narrower", "without features", "negative", "large"
+    "of no axis", "of one more axis", "shorter", "empty", "longer", "narrower", "without features", "negative", "large",
+    "tiny",
 )  # fmt: skip
 """Shapes and values that some arguments may have. The other hostile values must be refused."""
 OF_ANOTHER_TYPE = ("None", "a list", "a number", "a string", "a tensor", "a bool", "a dict")
@@ -128,7 +130,9 @@ def of_tensor(x: torch.Tensor) -> dict[str, Any]:
     if x.ndim > 1:
         wrong |= {"narrower": x[..., :-1], "without features": x[..., :0]}
     if is_floating and x.itemsize > 1:
-        wrong["sparse"] = x.to_sparse()
+        wrong |= {"sparse": x.to_sparse(), "of 8 bits": x.to(torch.float8_e4m3fn)}
+    if x.dtype == torch.int64:
+        wrong["beyond"] = torch.full_like(x, 2**62)
     if x.dtype in POSITION_DTYPES:
         wrong |= {"negative": torch.full_like(x, -5), "large": torch.full_like(x, 2**31 - 1), "short": x.short()}
     return wrong
@@ -140,7 +144,7 @@ def hostile(value: Any) -> dict[str, Any]:
         return of_tensor(value)
     wrong = {"None": None, "a list": [value], "a string": "nonsense", "a tensor": torch.tensor(2), "a number": 2.5}
     if isinstance(value, float):
-        return wrong | {"a number": math.nan, "a bool": True, "infinite": math.inf}
+        return wrong | {"a number": math.nan, "a bool": True, "infinite": math.inf, "huge": 1e60, "tiny": 1e-60}
     if isinstance(value, int) and not isinstance(value, bool):
         return wrong | {"a bool": True, "below 0": -5}
     if isinstance(value, (tuple, list)):
@@ -158,7 +162,8 @@ def calls(name: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
         for what in hostile(value):
             parameter = parameters[argument]
             may_be_none = what == "None" and (parameter.default is None or "None" in str(parameter.annotation))
-            if value is not None and argument not in free and what not in free and not may_be_none:
+            takes = may_be_none or bool({argument, what, f"{argument} {what}"} & set(free))
+            if value is not None and not takes:
                 call = arguments()
                 yield argument, what, call | {argument: hostile(call[argument])[what]}
 

@@ -265,6 +265,7 @@ def check_refusals(mesh, device: torch.device) -> None:
         "out_layout: expected 'split_half', the layout of the input": {"inplace": True, "out_layout": "interleaved"},
         "k: expected memory disjoint from q's for inplace=True": {"inplace": True},
         "cos: expected": {"cos": None},
+        "sin: expected a torch.Tensor, got None": {"sin": None},
     }
     for sentence, wrong in options.items():
         for axis in (1, 2):
@@ -276,6 +277,15 @@ def check_refusals(mesh, device: torch.device) -> None:
             else:
                 raise AssertionError(f"expected {sentence}, got a result")
             assert torch.equal(q.full_tensor(), before), sentence
+    normed = {"q": cut[2], "k": cut[2], "q_weight": cos[0], "k_weight": cos[0], "cos": cos, "sin": sin}
+    for name, wrong in (*dict.fromkeys(normed).items(), ("offsets", 2**70)):
+        q = cut[1] if name == "offsets" else cut[2]
+        try:
+            dtensor.apply_qk_norm_rope(**normed | {"q": q, "k": q} | {name: wrong})
+        except (TypeError, ValueError) as error:
+            assert str(error).startswith(f"{name}: expected"), (name, error)
+        else:
+            raise AssertionError(f"{name}: expected a refusal, got a result")
     leaf = cut[2].clone().requires_grad_()
     try:
         dtensor.apply_rope(leaf, cos=cos, sin=sin, inplace=True)

@@ -71,6 +71,21 @@ def rows_of(call, index):
     return cache.flatten(0, 1)
 
 
+@pytest.mark.parametrize("page", [2**31, 2**62])
+def test_a_page_that_no_cache_has_gives_no_slot(page):
+    call = append_call(page_size=4)
+    call["kv_indices"] = torch.full_like(call["kv_indices"], page, dtype=torch.int64)
+    with pytest.raises(ValueError, match=f"kv_indices: expected pages from 0 to {2**31 - 1}, got {page}"):
+        slot_mapping(*(call[name] for name in ("kv_indices", "kv_indptr", "batch_indices", "positions", "page_size")))
+
+
+def test_the_latent_vector_is_as_wide_as_q(torch_backend):
+    call = append_call(nope_dim=32, latent=True)
+    call["q_nope"] = torch.cat((call["q_nope"], call["q_nope"]), -1)
+    with pytest.raises(ValueError, match=r"k_nope: expected shape \[17, 64\], got \(17, 32\)"):
+        rope_quantize_fp8_append_paged_kv_cache(**call)
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_slots(page_size):
     call = append_call(page_size=page_size)

@@ -210,6 +210,25 @@ def test_a_layer_that_cannot_keeps_its_own_projections_and_says_why_once(calls, 
 
 
 @pytest.mark.parametrize(
+    "register",
+    [torch.nn.modules.module.register_module_forward_hook, torch.nn.modules.module.register_module_forward_pre_hook],
+)
+def test_global_hooks_see_the_layers_own_projections(calls, torch_backend, register):
+    """As profilers register them."""
+    model, seen = build(), []
+    with patch(model, projection=True):
+        handle = register(lambda module, *_: seen.append(module))
+        try:
+            with pytest.warns(UserWarning, match="keeps its own projections, because PyTorch has global module hooks"):
+                model(TOKENS)
+        finally:
+            handle.remove()
+        assert not calls and sum(module is model.model.layers[0].self_attn.q_proj for module in seen) == 1
+        model(TOKENS)
+        assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
     ("name", "reason"),
     [("Qwen3", "it does something between q_proj and the rotation"), ("GPTNeoX", "its q_proj is a NoneType")],
 )

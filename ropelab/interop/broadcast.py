@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from ropelab.arguments import DTYPES, tensor
+from ropelab.arguments import DTYPES, dtype_name, tensor
+from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.layout.pairing import join, pairs
 from ropelab.qk_norm import apply_qk_norm_rope
 from ropelab.rope import apply_rope
@@ -47,13 +48,15 @@ def check_tables(xs: Mapping[str, torch.Tensor], tables: Mapping[str, torch.Tens
         xs, tables: map the name of each argument, for the message, to the tensor.
 
     Raises:
-        TypeError: an argument is not a tensor, a tensor holds bools, or a table is not floating.
+        TypeError: an argument is not a tensor, a tensor holds bools or 8-bit floats, or a table is not floating.
         ValueError: a table has a wrong number of columns, does not broadcast against a tensor or is on another device;
             or an argument is a scalar.
     """
     for name, x in (*xs.items(), *tables.items()):
         if not tensor(name, x).ndim:
             raise ValueError(f"{name}: expected at least one axis, got a scalar")
+        if x.dtype in FLOAT8_DTYPES:
+            raise TypeError(f"{name}: expected a dtype that torch promotes, got {dtype_name(x.dtype)}")
     for name, x in xs.items():
         if x.dtype == torch.bool:
             raise TypeError(f"{name}: expected numbers, got {x.dtype}")

@@ -105,10 +105,12 @@ def apply_qk_norm_rope(
     Raises:
         TypeError, ValueError: as `apply_rope` of this file, or as `ropelab.apply_qk_norm_rope`.
     """
+    _check_dtensor("k", k)
     sharding = _Sharding(q, k, seq_format)
     options |= sharding.local_positions(positions, offsets)
     ys = qk_norm.apply_qk_norm_rope(
-        q.to_local(), k.to_local(), sharding.local_weight(q_weight, q), sharding.local_weight(k_weight, k),
+        q.to_local(), k.to_local(),
+        sharding.local_weight("q_weight", q_weight, q), sharding.local_weight("k_weight", k_weight, k),
         cos=sharding.local_table("cos", cos), sin=sharding.local_table("sin", sin), seq_format=seq_format, **options,
     )  # fmt: skip
     q_out, k_out = sharding.whole(ys)
@@ -125,6 +127,17 @@ def _check_overwritable(q: DTensor, k: DTensor | None, angles: Angles) -> None:
         check_inplace_autograd(q, k, angles)
 
 
+def _check_dtensor(name: str, x: object) -> None:
+    """Raise TypeError unless the argument ``name`` is a DTensor."""
+    if not isinstance(x, DTensor):
+        raise TypeError(f"{name}: expected a DTensor, got {shown(x)}")
+
+
+def _check_tensor(name: str, x: object) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {shown(x)}")
+
+
 class _Sharding:
     """The placements of q and k, and what they leave of every other argument on this rank."""
 
@@ -133,8 +146,7 @@ class _Sharding:
         self.seq_format = seq_format
         self.xs = [q] if k is None else [q, k]
         for name, x in zip("qk", self.xs, strict=False):
-            if not isinstance(x, DTensor):
-                raise TypeError(f"{name}: expected a DTensor, got {shown(x)}")
+            _check_dtensor(name, x)
             if x.ndim != rank(seq_format):
                 raise ValueError(
                     f"{name}: expected {seq_format} of rank {rank(seq_format)}, got shape {tuple(x.shape)}"
@@ -195,19 +207,21 @@ class _Sharding:
         """The positions of all tokens that count from ``offsets``."""
         along = torch.arange(self.tokens, device=self.xs[0].device)
         if not isinstance(offsets, torch.Tensor):
-            return along + integer("offsets", offsets)
+            return along + integer("offsets", offsets, at_least=-(2**63), below=2**63 - self.tokens)
         first = offsets.full_tensor() if isinstance(offsets, DTensor) else offsets
         return torch.where(first[:, None] == NO_POSITION, NO_POSITION, first[:, None] + along)
 
     def local_table(self, name: str, table: torch.Tensor) -> torch.Tensor:
         """This rank's part of a table or of frequencies; the gradient of a table sums over q and k."""
+        _check_tensor(name, table)
         placements = self._follow(batch_axis=0 if table.ndim == 3 else None)
         if table.requires_grad and any(x.placements != self.xs[0].placements for x in self.xs):
             raise ValueError(f"{name}: expected q's placements for k where a table has a gradient, got others")
         return self._local(table, placements, self._grad_placements(placements, self.xs[0]))
 
-    def local_weight(self, weight: torch.Tensor, x: DTensor) -> torch.Tensor:
+    def local_weight(self, name: str, weight: torch.Tensor, x: DTensor) -> torch.Tensor:
         """A weight of the norm of ``x``, whose gradient sums over the parts of ``x``."""
+        _check_tensor(name, weight)
         placements: list[Placement] = [Replicate()] * self.mesh.ndim
         return self._local(weight, placements, self._grad_placements(placements, x))
 

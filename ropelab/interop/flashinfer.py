@@ -78,7 +78,8 @@ def rope_quantize_fp8_append_paged_kv_cache(
         is_neox: pairs are ``(i, i + R/2)``; otherwise ``(2i, 2i+1)``.
         quantize_dtype: the dtype of the results for q: float8_e4m3fn or float8_e5m2; by default the dtype of
             ``q_rope_out`` or ``q_nope_out``, or float8_e4m3fn.
-        quant_scale_q, quant_scale_kv: positive numbers by which q, and k and v, are multiplied before the conversion.
+        quant_scale_q, quant_scale_kv: positive numbers by which q, and k and v, are multiplied before the conversion;
+            they and their inverses are normal numbers in float32.
         kv_layout: ``"NHD"`` or ``"HND"``.
         q_rope_out, q_nope_out: as ``q_rope`` and ``q_nope`` in ``quantize_dtype``: tensors for the results.
         enable_pdl: accepted and ignored; it changes no result.
@@ -175,12 +176,12 @@ def slot_mapping(
     first, end = indptr[request].long(), indptr[request + 1].long()
     place = positions.long()
     page = place // page_size
-    pages = pages[(first + page).clamp(0, entries)].long().clamp(-1, _LIMIT)  # so that the slot fits int64
+    pages = pages[(first + page).clamp(0, entries)].long()
     outside = {
         "batch_indices": (batch_indices >= requests, f"requests below {requests}, as kv_indptr has", batch_indices),
         "kv_indptr": ((first < 0) | (end < first) | (end > entries), f"places in kv_indices up to {entries}", first),
         "positions": ((page < 0) | (page >= end - first), "places in the pages of the request", place),
-        "kv_indices": (pages < 0, "pages from 0 on", pages),
+        "kv_indices": ((pages < 0) | (pages >= _LIMIT), f"pages from 0 to {_LIMIT - 1}", pages),
     }
     has_place = batch_indices >= 0
     readable = positions.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -188,7 +189,7 @@ def slot_mapping(
         if readable and (wrong & has_place).any():
             raise ValueError(f"{name}: expected {expected}, got {found[wrong & has_place][0]}")
         has_place = has_place & ~wrong
-    return torch.where(has_place, pages * page_size + place % page_size, -1)
+    return torch.where(has_place, pages * page_size + place % page_size, -1)  # a page below the limit fits int64
 
 
 _LIMIT = 2**31
@@ -209,7 +210,7 @@ def _written(q_rope, k_rope, q_nope, k_nope, v, caches, kv_layout: str):
     if not heads:  # multi-head latent attention
         if v is not None:
             raise ValueError("v: expected None for k_rope of two axes (multi-head latent attention), got a tensor")
-        _like_q("k_nope", k_nope, (tokens, "latent_dim"), q_rope)
+        _like_q("k_nope", k_nope, (tokens, "latent_dim" if q_nope is None else q_nope.shape[-1]), q_rope)
         widths, k_rope, v = (k_nope.shape[-1], rotary_dim), k_rope.unsqueeze(1), k_nope.unsqueeze(1)
     else:
         nope_dim = 0 if q_nope is None else q_nope.shape[-1]
@@ -277,10 +278,13 @@ def _check_written(outs: Mapping[str, torch.Tensor], caches) -> None:
         taken[name] = out
 
 
+_SMALLEST = torch.finfo(torch.float32).tiny
+"""The smallest factor whose inverse is a normal number in float32, as the inverse of the largest is."""
+
+
 def _scale(name: str, factor: float, of: torch.Tensor) -> torch.Tensor | None:
     """The scale whose quotients are the products with ``factor``; None for 1 and for a tensor without a scale."""
-    if number(name, factor) <= 0:
-        raise ValueError(f"{name}: expected a positive number, got {factor}")
+    number(name, factor, at_least=_SMALLEST, at_most=1 / _SMALLEST)
     if factor == 1 or of.dtype not in FLOAT8_DTYPES:
         return None
     return torch.full((1,), 1 / factor, dtype=torch.float32, device=of.device)

@@ -380,11 +380,11 @@ def _rotated_packed(t, freqs, positions, layout: str, out_layout: str, mscale: f
 
 def _tables(freqs: torch.Tensor, mscale: float, inverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of angles, in float32 or wider, with the factor."""
-    if not tensor("freqs", freqs).is_floating_point():
+    if tensor("freqs", freqs).dtype not in DTYPES:
         raise TypeError(f"freqs: expected floating-point angles, got {dtype_name(freqs.dtype)}")
     angles = freqs if freqs.dtype == torch.float64 else freqs.float()
     cos, sin = angles.cos(), angles.sin()
-    if number("mscale", mscale, above=0) != 1.0:
+    if number("mscale", mscale, above=0, at_most=torch.finfo(torch.float32).max) != 1.0:
         cos, sin = cos * mscale, sin * mscale
     return cos, -sin if flag("inverse", inverse) else sin
 

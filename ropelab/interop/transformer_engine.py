@@ -51,7 +51,8 @@ def apply_rotary_pos_emb(
     Args:
         t: ``[s, b, h, d]``, ``[b, s, h, d]`` or ``[t, h, d]``; bfloat16, float16, float32 or float64; any strides.
         freqs: ``[s2, 1, 1, d2]``, ``d2 <= d`` even: angles in rad, one for each feature. Angles of another
-            floating-point dtype than float32 are rounded to float32, as in TransformerEngine.
+            floating-point dtype than float32 become float32, as in TransformerEngine; an angle of 1,000 rad that was
+            rounded to bfloat16 before is off by up to 2 rad.
         tensor_format: the order of the axes of ``t``: ``"sbhd"``, ``"bshd"`` or ``"thd"``.
         start_positions: int32 ``[b]`` (``thd``: ``[n]``): the position of the first token of each sequence.
         interleaved: features ``(2i, 2i + 1)`` form a pair; by default ``(i, i + d2/2)``.
@@ -177,7 +178,7 @@ def thd_grid(n_seqs: int, freqs_len: int, tokens: int, cp_size: int = 1) -> str:
 
 def _cos_and_sin(name: str, freqs: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The cosines and sines of ``freqs`` in float32, each ``[s2, d2]``."""
-    if not isinstance(freqs, torch.Tensor) or not freqs.is_floating_point():
+    if not isinstance(freqs, torch.Tensor) or freqs.dtype not in DTYPES:
         raise TypeError(f"{name}: expected floating-point angles, got {getattr(freqs, 'dtype', shown(freqs))}")
     if tensor(name, freqs).ndim != 4 or freqs.shape[1:3] != (1, 1) or freqs.shape[-1] % 2 or not freqs.shape[-1]:
         raise ValueError(f"{name}: expected shape [s2, 1, 1, d2] with d2 even, got {tuple(freqs.shape)}")

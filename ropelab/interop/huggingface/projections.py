@@ -176,6 +176,8 @@ def _unfit(layer: Any) -> str:
             return f"its {name} has a sharded or a wrapped weight, or a forward of its own"
         if any(getattr(module, hooks) for hooks in _HOOKS):
             return f"its {name} has hooks"
+    if torch.nn.modules.module._has_any_global_hook():  # they would not see the projections
+        return "PyTorch has global module hooks"
     if len({getattr(layer, name).bias is None for name in NAMES}) == 2:
         return "some of its projections have no bias"
     if not isinstance(getattr(layer, "head_dim", None), int):
