@@ -15,6 +15,7 @@ import torch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 POSITION_DTYPES = (torch.int32, torch.int64)
+FLOAT32 = torch.finfo(torch.float32)
 
 
 def integer(name: str, value: Any, at_least: int | None = None, below: int | None = None) -> int:
@@ -63,6 +64,11 @@ def number(
         bounds = " and ".join(f"{sign} {limit}" for sign, limit in limits if limit is not None)
         raise ValueError(f"{name}: expected a finite number{' ' if bounds else ''}{bounds}, got {value}")
     return found
+
+
+def single(name: str, value: Any, at_least: float = -FLOAT32.max) -> float:
+    """`number` for a function that takes float32: a larger one would become infinite there."""
+    return number(name, value, at_least=at_least, at_most=FLOAT32.max)
 
 
 def flag(name: str, value: Any) -> bool:
@@ -163,10 +169,10 @@ def check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str,
         raise TypeError(f"{name}: expected one of {', '.join(map(dtype_name, dtypes))}, got {dtype_name(x.dtype)}")
 
 
-def check_device(name: str, x: torch.Tensor, q: torch.Tensor) -> None:
-    """Raise ValueError unless ``x`` is on the device of ``q``."""
+def check_device(name: str, x: torch.Tensor, q: torch.Tensor, of: str = "q") -> None:
+    """Raise ValueError unless ``x`` is on the device of ``q``, the argument ``of``."""
     if x.device != q.device:
-        raise ValueError(f"{name}: expected q's device {q.device}, got {x.device}")
+        raise ValueError(f"{name}: expected {of}'s device {q.device}, got {x.device}")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -7,7 +7,7 @@ rounded to nearest even. `ropelab.kernels.block_scales` derives the roundings. P
 
 import torch
 
-from ropelab.arguments import check_tensor, flag, integer, number, tensor
+from ropelab.arguments import FLOAT32, check_tensor, flag, integer, single, tensor
 from ropelab.autograd.rotation import transformed
 from ropelab.call.angles import given_tables
 from ropelab.call.block_scales import PACKED, SCALE_DTYPES, check_out, quantize, write
@@ -144,7 +144,7 @@ def rope_and_quantize_indexer(
     Raises:
         TypeError, ValueError, NotImplementedError: as `rope_and_quantize`.
     """
-    block_dim = q.shape[-1] if isinstance(q, torch.Tensor) and q.ndim else 0
+    block_dim = max(1, q.shape[-1]) if isinstance(q, torch.Tensor) and q.ndim else 1
     where, numbers = _prepared(
         "rope_and_quantize_indexer", q, cos, sin, positions, offsets, rotary_slice, False, block_dim, amax_epsilon,
         True, weight_scale,
@@ -215,11 +215,12 @@ def rope_and_block_scaled_cache(
     _no_transform("rope_and_block_scaled_cache")
     check_tensor("q", q, (3,), "[tokens, heads, head_dim]")
     tables = given_tables(cos, sin)
-    head_dim = q.shape[2]
-    slice_ = (head_dim - 2 * tables.columns, head_dim) if rotary_slice is None else rotary_slice
-    where = located(q, tables, positions, offsets, "interleaved", None, "thd", slice_)
+    if rotary_slice is None:
+        check_tensor("cos", cos, (2,), "[positions, columns]")
+        rotary_slice = q.shape[2] - 2 * tables.columns, q.shape[2]
+    where = located(q, tables, positions, offsets, "interleaved", None, "thd", rotary_slice)
     numbers = (
-        number("eps", eps, at_least=0),
+        single("eps", eps, at_least=0),
         integer("block_size", block_size, at_least=1),
         integer("block_dim", block_dim, at_least=1),
     )
@@ -231,9 +232,10 @@ def rope_and_block_scaled_cache(
 def _scales(tokens: int, groups: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """An empty tensor ``[tokens, groups, columns]`` as TMA reads it, with zeros behind the tokens of a column."""
     rows = -(-tokens // TMA_SCALES) * TMA_SCALES
-    # A compiler would compile once more for numbers of tokens that need no zeros.
-    make = torch.zeros if torch.compiler.is_compiling() or rows > tokens else torch.empty
-    return make(groups, columns, rows, dtype=dtype, device=device)[..., :tokens].permute(2, 0, 1)
+    shape, strides = (tokens, groups, columns), (1, columns * rows, rows)
+    if not torch.compiler.is_compiling() and rows == tokens:  # one compiled graph serves any number of tokens
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return torch.zeros(groups * columns * rows, dtype=dtype, device=device).as_strided(shape, strides)
 
 
 def _check_last_column(scales: torch.Tensor) -> None:
@@ -251,9 +253,6 @@ def _check_last_column(scales: torch.Tensor) -> None:
                 f"scales: expected memory of {end * scales.itemsize} bytes, because TMA reads whole units of "
                 f"{TMA_SCALES} tokens of a column, got {got} bytes"
             )
-
-
-_SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 
 def _prepared(
@@ -282,9 +281,9 @@ def _prepared(
         raise renamed(error, q="q" if name.endswith("indexer") else "x") from error
     numbers = (
         integer("block_dim", block_dim, at_least=1),
-        number("amax_epsilon", amax_epsilon, at_least=_SMALLEST_NORMAL),
+        single("amax_epsilon", amax_epsilon, at_least=FLOAT32.tiny),
         flag("round_first", round_first),
-        number("weight_scale", weight_scale),
+        single("weight_scale", weight_scale),
     )
     return where, numbers
 

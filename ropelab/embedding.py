@@ -23,6 +23,8 @@ from ropelab.not_compiled import not_compiled
 from ropelab.rope import apply_rope
 
 FEWEST_ROWS = 512
+MOST_UNSAID = 2**22
+"""The longest sequence that the positions of a call alone can ask for: one wrong position must not fill the memory."""
 
 
 class RotaryEmbedding(torch.nn.Module):
@@ -108,7 +110,8 @@ class RotaryEmbedding(torch.nn.Module):
                 axis, also positions along several axes, ``[axes, B, S]`` (``thd``: ``[axes, T]``).
             seq_len: the length of the longest sequence, cache included, above all ``|positions|``. By default the
                 module takes it from an integer ``offsets``, from positions or offsets in CPU memory, or else from the
-                model's ``max_position_embeddings``.
+                model's ``max_position_embeddings``. Beyond four million positions and ``max_position_embeddings`` it
+                must be given.
 
         Raises:
             TypeError: an argument is not a tensor, or a number has another type.
@@ -128,7 +131,7 @@ class RotaryEmbedding(torch.nn.Module):
         if seq_len is None:
             seq_len = self._needed_length(q, positions, offsets)
         else:
-            seq_len = _rows("seq_len", seq_len)
+            seq_len = _rows(seq_len)
         tables = self._prepared(seq_len, q.device)
         along_axes = positions is not None and positions.ndim == rank(self.seq_format) - 1
         return apply_rope(
@@ -150,7 +153,7 @@ class RotaryEmbedding(torch.nn.Module):
         Raises:
             TypeError, ValueError: ``seq_len`` is not a number of tokens, or the device does not exist.
         """
-        tables = self._prepared(_rows("seq_len", seq_len), usable("device", device))
+        tables = self._prepared(_rows(seq_len), usable("device", device))
         return tables.cos.clone(), tables.sin.clone()
 
     def prepare(self, seq_len: int, device: torch.device | str | None = None) -> None:
@@ -162,7 +165,7 @@ class RotaryEmbedding(torch.nn.Module):
         Raises:
             RuntimeError: the tables are missing during the capture of a CUDA graph.
         """
-        self._prepared(_rows("seq_len", seq_len), usable("device", device))
+        self._prepared(_rows(seq_len), usable("device", device))
 
     def _prepared(self, seq_len: int, device: torch.device) -> "_Tables":
         tables = self._tables.get((device, _within(seq_len, self.rope.lengths)))
@@ -191,18 +194,28 @@ class RotaryEmbedding(torch.nn.Module):
         elif isinstance(offsets, int) and offsets == NO_POSITION:  # no token has a position
             return 0
         else:
-            return _rows("offsets", max(offsets + tokens, 1 - offsets), "positions within int32")
+            return self._checked("offsets", offsets, max(offsets + tokens, 1 - offsets))
         if given.device.type == "cpu" and not torch.compiler.is_compiling():
             real = given[given != NO_POSITION]
             if not real.numel():
                 return 0
-            return _rows(name, max(int(real.max()) + last, -int(real.min())) + 1, "positions within int32")
+            first, last = int(real.min()), int(real.max()) + last
+            return self._checked(name, last if last > -first else first, max(last, -first) + 1)
         if self.rope.max_seq_len is None or self.rope.remake is not None:
             raise ValueError(
                 f"seq_len: expected the length of the longest sequence, because the host does not wait for {name} on "
                 f"{given.device}, got None"
             )
         return self.rope.max_seq_len
+
+    def _checked(self, name: str, position: int, seq_len: int) -> int:
+        """``seq_len``, unless a position is so far away that it can only be garbage."""
+        most = max(MOST_UNSAID, self.rope.max_seq_len or 0)
+        if seq_len > most:
+            raise ValueError(
+                f"{name}: expected |positions| below {most} (pass seq_len for longer sequences), got {position}"
+            )
+        return seq_len
 
     def __getstate__(self) -> dict:
         """The state without tables: a copy makes its tables when it needs them."""
@@ -257,9 +270,9 @@ def _within(seq_len: int, lengths: range) -> bool:
     return False
 
 
-def _rows(name: str, seq_len: int, expected: str = "a number of tokens up to 2**31") -> int:
+def _rows(seq_len: int) -> int:
     """``seq_len`` as an int, at most the largest number of rows of a table."""
-    seq_len = integer(name, seq_len)
+    seq_len = integer("seq_len", seq_len)
     if not 0 <= seq_len <= MOST_ROWS:
-        raise ValueError(f"{name}: expected {expected}, got {seq_len}")
+        raise ValueError(f"seq_len: expected a number of tokens up to 2**31, got {seq_len}")
     return seq_len

@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 
-from ropelab.arguments import flag, integer
+from ropelab.arguments import check_device, dtype_name, flag, integer
 from ropelab.autograd.latent_attention import differentiated, overwrite_tail
 from ropelab.autograd.rotation import differentiated as rotated
 from ropelab.call.angles import given_tables
-from ropelab.call.checks import check_fixed_tables
+from ropelab.call.checks import INPLACE, check_fixed_tables
 from ropelab.call.latent_attention import check_tail
-from ropelab.call.memory import check_disjoint
+from ropelab.call.memory import check_apart
 from ropelab.call.where import Where, located
 from ropelab.layout.seq_format import check_heads, check_seq_format
 
@@ -59,8 +59,13 @@ def assemble_mla(
     }  # fmt: skip
     inplace = flag("inplace", inplace)
     key, value = assemble_mla_kv(kv, k_pe, nope_dim, **where, copy_value=copy_value)
-    if inplace and not copy_value and not torch.compiler.is_compiling():  # compilers cannot follow this check
-        check_disjoint({"q": q}, {"kv": kv}, where=" for inplace=True and copy_value=False")
+    if q.shape[:-1] != kv.shape[:-1]:
+        raise ValueError(f"q: expected kv's shape {tuple(kv.shape[:-1])} but for the features, got {tuple(q.shape)}")
+    if q.dtype != kv.dtype:
+        raise TypeError(f"q: expected kv's dtype {dtype_name(kv.dtype)}, got {dtype_name(q.dtype)}")
+    check_device("q", q, kv, "kv")
+    if inplace:
+        check_apart({"q": q}, {"kv": kv, "k_pe": k_pe}, where=INPLACE)
     return rotate_mla_query(q, nope_dim, **where, inplace=inplace), key, value
 
 

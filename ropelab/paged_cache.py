@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ropelab.arguments import check_tensor, flag, number
+from ropelab.arguments import check_tensor, flag, single
 from ropelab.autograd.rotation import transformed
 from ropelab.call.angles import given_angles
 from ropelab.call.memory import empty_heads
@@ -237,7 +237,7 @@ def mla_rope_and_cache(
 
 
 def _norm(q_weight, k_weight, eps: float, weight_offset: float, norm_first: bool) -> Norm | None:
-    eps, weight_offset = number("eps", eps, at_least=0), number("weight_offset", weight_offset)
+    eps, weight_offset = single("eps", eps, at_least=0), single("weight_offset", weight_offset)
     norm_first = flag("norm_first", norm_first)
     if q_weight is None and k_weight is None:
         return None

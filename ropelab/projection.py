@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 
-from ropelab.arguments import number, sequence, tensor
+from ropelab.arguments import sequence, single, tensor
 from ropelab.autograd.projection import differentiated
 from ropelab.autograd.rotation import transformed
 from ropelab.call.angles import Tables, given_angles
 from ropelab.call.checks import check_fixed_tables, check_no_grad
+from ropelab.call.memory import check_apart
 from ropelab.call.projection import dispatched, heads_of_arguments, product, run_into_cache
 from ropelab.call.where import located
 from ropelab.paged_cache import rope_and_cache
@@ -80,7 +81,7 @@ def qkv_rope(
             bias do not fit; or a table requires grad.
     """
     x, weights, biases, heads = _given(x, weight, bias, q_heads, k_heads, seq_format)
-    angles, eps = given_angles(cos, sin, frequencies), number("eps", eps, at_least=0)
+    angles, eps = given_angles(cos, sin, frequencies), single("eps", eps, at_least=0)
     if isinstance(angles, Tables):
         check_fixed_tables(angles.cos, angles.sin)
     if q_weight is not None or k_weight is not None:
@@ -103,8 +104,31 @@ def qkv_rope_and_cache(
     *,
     q_heads: int,
     k_heads: int,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
+    frequencies: torch.Tensor | None = None,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    norm_first: bool = True,
+    layout: str = "split_half",
     seq_format: str = "thd",
-    **options: Any,
+    positions: torch.Tensor | None = None,
+    axes: Sequence[int] | None = None,
+    offsets: int | torch.Tensor = 0,
+    rotary_slice: tuple[int, int] | None = None,
+    q_out: torch.Tensor | None = None,
+    k_out: torch.Tensor | None = None,
+    v_out: torch.Tensor | None = None,
+    q_nope: torch.Tensor | None = None,
+    q_nope_out: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    q_scale_out: torch.Tensor | None = None,
+    k_scale_cache: torch.Tensor | None = None,
+    v_scale_cache: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`qkv_rope` for inference with a paged cache: its k and v go into the caches.
 
@@ -115,9 +139,12 @@ def qkv_rope_and_cache(
 
     Args:
         x, weight, bias, q_heads, k_heads: as for `qkv_rope`.
-        key_cache, value_cache, slot_mapping: as for `rope_and_cache`.
-        options: all further arguments of `rope_and_cache`, such as ``cos``, ``sin``, ``positions``, ``layout``, the
-            weights of the norms and the scales of the caches. ``q_out`` is by default the q of the product.
+        key_cache, value_cache, slot_mapping: as for `rope_and_cache`. What the call writes must not overlap x, weight
+            and bias.
+        cos, sin, frequencies, q_weight, k_weight, eps, weight_offset, norm_first, layout, seq_format, positions, axes,
+            offsets, rotary_slice, k_out, v_out, q_nope, q_nope_out, q_scale, k_scale, v_scale, q_scale_out,
+            k_scale_cache, v_scale_cache: as for `rope_and_cache`.
+        q_out: as for `rope_and_cache`; by default the q of the product.
 
     Returns:
         q, ``[T, q_heads, D]``, or in the order of another ``seq_format``.
@@ -129,38 +156,45 @@ def qkv_rope_and_cache(
         raise NotImplementedError(
             "qkv_rope_and_cache: expected no transform of torch.func and no forward mode, got one"
         )
+    outputs: dict[str, Any] = {
+        "q_out": q_out, "k_out": k_out, "v_out": v_out, "q_nope_out": q_nope_out, "q_scale_out": q_scale_out,
+        "k_scale_cache": k_scale_cache, "v_scale_cache": v_scale_cache,
+    }  # fmt: skip
+    given = x
     x, weights, biases, heads = _given(x, weight, bias, q_heads, k_heads, seq_format)
     check_no_grad(("x", *["weight"] * len(weights), *["bias"] * len(biases)), (x, *weights, *biases))
+    caches = key_cache, value_cache, slot_mapping
+    _check_apart({"key_cache": key_cache, "value_cache": value_cache, **outputs}, x=given, weight=weight, bias=bias)
     plain = not dispatched(x, weights[0])
-    if plain and not options.keys() - _OF_KERNEL:
-        caches = key_cache, value_cache, slot_mapping
-        q = _in_one_kernel(x, weights, biases, heads, caches, seq_format, **options)
+    angles, eps = given_angles(cos, sin, frequencies), single("eps", eps, at_least=0)
+    where = located(x.unsqueeze(-1), angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
+    q_alone = None is q_nope is q_scale is k_scale is v_scale and not any(x is not None for x in outputs.values())
+    if plain and q_alone and weight_offset == 0 and norm_first is True:
+        q = run_into_cache(x, weights, biases, (q_weight, k_weight), where, heads, eps, caches)
         if q is not None:
             return q
     q, k, v = heads.split(product(x, weights, biases, plain))
-    options = {"q_out": q if plain else None} | options  # compilers follow no operator that writes over its input
-    return rope_and_cache(q, k, v, key_cache, value_cache, slot_mapping, seq_format=seq_format, **options)
+    if q_out is None and plain:  # compilers follow no operator that writes over its input
+        outputs["q_out"] = q
+    return rope_and_cache(
+        q, k, v, *caches, cos=cos, sin=sin, frequencies=frequencies, q_weight=q_weight, k_weight=k_weight, eps=eps,
+        weight_offset=weight_offset, norm_first=norm_first, layout=layout, seq_format=seq_format, positions=positions,
+        axes=axes, offsets=offsets, rotary_slice=rotary_slice, q_nope=q_nope, q_scale=q_scale, k_scale=k_scale,
+        v_scale=v_scale, **outputs,
+    )  # fmt: skip
+
+
+def _check_apart(written: dict[str, torch.Tensor | None], **read: Any) -> None:
+    """Raise ValueError where a tensor that a call writes has an element in common with x, a weight or a bias."""
+    for name, value in [*read.items()]:
+        if isinstance(value, (tuple, list)):
+            del read[name]
+            read |= {f"{name}[{i}]": x for i, x in enumerate(value)}
+    check_apart({name: tensor(name, x) for name, x in written.items() if x is not None}, read)
 
 
 _AUTOCAST = tuple(kind for kind in ("cpu", "cuda", "mps", "xpu", "hpu") if torch.amp.is_autocast_available(kind))
 """The devices with autocast, found once, because torch.compile of torch 2.11 cannot ask for them."""
-
-_OF_KERNEL = {
-    "cos", "sin", "frequencies", "q_weight", "k_weight", "eps", "layout", "positions", "axes", "offsets",
-    "rotary_slice",
-}  # fmt: skip
-"""The options of `rope_and_cache` that the kernel of the product knows."""
-
-
-def _in_one_kernel(
-    x, weights, biases, heads, caches, seq_format: str, *, cos=None, sin=None, frequencies=None, q_weight=None,
-    k_weight=None, eps: float = 1e-6, layout: str = "split_half", positions=None, axes=None, offsets=0,
-    rotary_slice=None,
-) -> torch.Tensor | None:  # fmt: skip
-    """q, if one kernel serves the call, see `run_into_cache`."""
-    angles, eps = given_angles(cos, sin, frequencies), number("eps", eps, at_least=0)
-    where = located(x.unsqueeze(-1), angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
-    return run_into_cache(x, weights, biases, (q_weight, k_weight), where, heads, eps, caches)
 
 
 def _given(x, weight, bias, q_heads: int, k_heads: int, seq_format: str):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ropelab.arguments import number
+from ropelab.arguments import single
 from ropelab.autograd.qk_norm import differentiated
 from ropelab.call.angles import given_tables
 from ropelab.call.checks import check_fixed_tables
@@ -59,6 +59,6 @@ def apply_qk_norm_rope(
             table requires grad.
     """
     where = located(q, given_tables(cos, sin), positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
-    eps = number("eps", eps, at_least=0)
+    eps = single("eps", eps, at_least=0)
     check_fixed_tables(cos, sin)
     return differentiated(q, k, q_weight, k_weight, where, eps)

@@ -1,4 +1,4 @@
-"""Invalid calls of the adapters, generated: each argument in turn becomes a value that cannot be meant."""
+"""Invalid calls of public functions and adapters, generated: each argument becomes a value that cannot be meant."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map
 
 from ropelab.arguments import POSITION_DTYPES
 from ropelab.interop import deepspeed, flashinfer, huggingface, megatron, sglang, transformer_engine, vllm
@@ -16,7 +17,7 @@ from tests.test_interop_vllm import latent_call, norm_call
 
 
 class Adapter(NamedTuple):
-    """An adapter.
+    """A function: an adapter, or one of `tests.public_calls`.
 
     Attributes:
         arguments: makes the arguments of a valid call.
@@ -113,11 +114,29 @@ ADAPTERS = {
 
 SOME_FIT = (
     "of no axis", "of one more axis", "shorter", "empty", "longer", "narrower", "without features", "negative", "large",
-    "tiny",
+    "of another float", "tiny", "True for a number", "without memory",
 )  # fmt: skip
 """Shapes and values that some arguments may have. The other hostile values must be refused."""
 OF_ANOTHER_TYPE = ("None", "a list", "a number", "a string", "a tensor", "a bool", "a dict")
 """Values that must be refused by the name of their own argument. For others two arguments may contradict each other."""
+
+
+class WithoutMemory(torch.Tensor):
+    """A tensor that takes PyTorch's operations over, as a DTensor does: it has no storage."""
+
+    @staticmethod
+    def __new__(cls, x: torch.Tensor):
+        return torch.Tensor._make_wrapper_subclass(cls, x.shape, x.stride(), dtype=x.dtype, device=x.device)
+
+    def __init__(self, x: torch.Tensor):
+        self.x = x
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        def plain(x):
+            return x.x if isinstance(x, cls) else x
+
+        return function(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
 
 
 def of_tensor(x: torch.Tensor) -> dict[str, Any]:
@@ -130,9 +149,11 @@ def of_tensor(x: torch.Tensor) -> dict[str, Any]:
     if x.ndim > 1:
         wrong |= {"narrower": x[..., :-1], "without features": x[..., :0]}
     if is_floating and x.itemsize > 1:
-        wrong |= {"sparse": x.to_sparse(), "of 8 bits": x.to(torch.float8_e4m3fn)}
+        others = {"of another float": x.double(), "of 8 bits": x.to(torch.float8_e4m3fn)}
+        wrong |= {"sparse": x.to_sparse()} | others
     if x.dtype == torch.int64:
         wrong["beyond"] = torch.full_like(x, 2**62)
+    wrong["without memory"] = WithoutMemory(x)
     if x.dtype in POSITION_DTYPES:
         wrong |= {"negative": torch.full_like(x, -5), "large": torch.full_like(x, 2**31 - 1), "short": x.short()}
     return wrong
@@ -144,19 +165,21 @@ def hostile(value: Any) -> dict[str, Any]:
         return of_tensor(value)
     wrong = {"None": None, "a list": [value], "a string": "nonsense", "a tensor": torch.tensor(2), "a number": 2.5}
     if isinstance(value, float):
-        return wrong | {"a number": math.nan, "a bool": True, "infinite": math.inf, "huge": 1e60, "tiny": 1e-60}
+        far = {"huge": 1e60, "minus huge": -1e60, "tiny": 1e-60}
+        return wrong | {"a number": math.nan, "a bool": True, "infinite": math.inf} | far
     if isinstance(value, int) and not isinstance(value, bool):
         return wrong | {"a bool": True, "below 0": -5}
     if isinstance(value, (tuple, list)):
         wrong |= {"empty": (), "shorter": value[:-1], "a dict": {}}
         for i, part in enumerate(value):
-            wrong |= {f"{name} in place {i}": (*value[:i], x, *value[i + 1 :]) for name, x in hostile(part).items()}
+            parts = {"True for a number" if x is True else name: x for name, x in hostile(part).items()}
+            wrong |= {f"{name} in place {i}": (*value[:i], x, *value[i + 1 :]) for name, x in parts.items()}
     return wrong
 
 
-def calls(name: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def calls(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(argument, name of the hostile value, arguments) of the hostile calls of an adapter."""
-    function, arguments, free = ADAPTERS[name]
+    function, arguments, free = adapter
     parameters = signature(function).parameters
     for argument, value in arguments().items():
         for what in hostile(value):
@@ -189,9 +212,9 @@ def changed(before: dict[str, torch.Tensor], call: dict[str, Any]) -> set[str]:
     return {name for name, x in contents(call).items() if not torch.equal(x, before[name])}
 
 
-def aliased(name: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def aliased(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(output, other, arguments) of the calls whose tensor ``other`` lies in the memory of an output."""
-    function, arguments, _ = ADAPTERS[name]
+    function, arguments, _ = adapter
     call = arguments()
     before = contents(call)
     function(**call)

@@ -323,8 +323,20 @@ def test_no_position_at_all(device):
     for far in (2**31 - 4, -(2**31) + 1 - 2**31):
         with pytest.raises(ValueError, match="offsets: expected"):
             rotary(q, offsets=far)
-    with pytest.raises(ValueError, match="positions: expected positions within int32, got"):
+    with pytest.raises(ValueError, match="positions: expected"):
         rotary(q, positions=torch.full((5,), -(2**63)))
+
+
+def test_one_position_does_not_fill_the_memory(monkeypatch):
+    """Beyond a limit, and beyond the lengths of the model, only the caller can ask for tables."""
+    monkeypatch.setattr(embedding, "MOST_UNSAID", 600)
+    q, far = draw(1, 3, 2, 16), torch.tensor([0, -700, 1])
+    short, long = (RotaryEmbedding(rope_from_config(HEADS | {"max_position_embeddings": n})) for n in (64, 1024))
+    for name, value in (("positions", far), ("offsets", 700), ("offsets", torch.tensor([-700]))):
+        with pytest.raises(ValueError, match=f"^{name}: expected"):
+            short(q, **{name: value})
+        assert short(q, **{name: value}, seq_len=703).isfinite().all()
+        assert long(q, **{name: value}).isfinite().all()
 
 
 def test_positions_have_the_axes_of_the_rotation():

@@ -516,6 +516,7 @@ def _dynamic(parameters, rotary_dim, base, seq_len):
 def _yarn(parameters, rotary_dim, base, seq_len):
     options = {key: parameters.get(key) for key in ("beta_fast", "beta_slow", "truncate")}
     options = {key: value for key, value in options.items() if value is not None}
+    number("rope_theta", base, above=1)
     theta = frequencies.yarn(rotary_dim, base, parameters.factor, parameters.trained_len, **options)
     mscales = parameters.get("mscale"), parameters.get("mscale_all_dim")
     return theta, frequencies.yarn_attention_factor(parameters.factor, *mscales), ANY_LENGTH

@@ -146,6 +146,8 @@ class Rope:
             raise ValueError("positions: expected None for a rotation with one axis (see apply_rope), got a tensor")
         if tensor("positions", positions).ndim and positions.shape[0] <= max(self.axes):
             raise ValueError(f"positions: expected {max(self.axes) + 1} axes, got shape {tuple(positions.shape)}")
+        if positions.is_meta:
+            raise ValueError(f"positions: expected values, got a tensor of shape {tuple(positions.shape)} on meta")
         return axial_tables(cos, sin, positions.to(cos.device), self.axes)
 
     def frequencies(self, device: torch.device | str | None = None) -> torch.Tensor:

@@ -25,7 +25,10 @@ def _check_quantize(given: Tensors, where: Where, block_dim: int, *numbers: floa
     check_rope_arguments(t.x, None, where)
     tokens, heads, head_dim = t.x.shape
     _check_pairs(where, head_dim)
-    _check_blocks(block_dim, head_dim, "head_dim")
+    if t.weights is None:
+        _check_blocks(block_dim, head_dim, "head_dim")
+    elif block_dim != head_dim or head_dim < 4 or head_dim & (head_dim - 1):
+        raise ValueError(f"q: expected heads with a power of two of features, at least 4, got {head_dim}")
     check_out(t.out)
     groups, group_heads = t.out.shape[1], t.out.shape[2] // head_dim
     if groups * group_heads != heads or t.out.shape != (tokens, groups, group_heads * head_dim):
@@ -55,8 +58,6 @@ def _check_quantize(given: Tensors, where: Where, block_dim: int, *numbers: floa
             if x.shape != (tokens, heads):
                 raise ValueError(f"{name}: expected shape {(tokens, heads)}, got {tuple(x.shape)}")
             check_device(name, x, t.x)
-    if t.weights is not None and block_dim != head_dim:
-        raise ValueError(f"weights: expected a head of one block of {head_dim} features, got blocks of {block_dim}")
 
 
 def _check_write(given: Tensors, where: Where, norm_eps: float, block_size: int, block_dim: int) -> None:
@@ -64,10 +65,10 @@ def _check_write(given: Tensors, where: Where, norm_eps: float, block_size: int,
     check_rope_arguments(t.q, None, where)
     tokens, _, head_dim = t.q.shape
     _check_pairs(where, head_dim)
-    check_tensor("kv", t.kv, (2,), f"({tokens}, {head_dim})", (torch.bfloat16, torch.float16))
+    check_tensor("q", t.q, (3,), "[tokens, heads, head_dim]", (torch.bfloat16, torch.float16))
+    check_tensor("kv", t.kv, (2,), f"({tokens}, {head_dim})", (t.q.dtype,))
     if t.kv.shape != (tokens, head_dim):
         raise ValueError(f"kv: expected shape {(tokens, head_dim)}, got {tuple(t.kv.shape)}")
-    check_tensor("q", t.q, (3,), "[tokens, heads, head_dim]", (t.kv.dtype,))
     check_device("kv", t.kv, t.q)
     check_tensor("q_out", t.q_out, (3,), f"{tuple(t.q.shape)}", (t.q.dtype,))
     if t.q_out.shape != t.q.shape:
@@ -97,11 +98,10 @@ def _check_write(given: Tensors, where: Where, norm_eps: float, block_size: int,
 
 def _check_pairs(where: Where, head_dim: int) -> None:
     first, end = where.options.slice(where.angles.columns)
-    if head_dim % 2 or first % 2:
-        raise ValueError(
-            f"rotary_slice: expected interleaved pairs from an even feature on, of a head with an even number of "
-            f"features, got {(first, end)} of {head_dim}"
-        )
+    if head_dim % 2:
+        raise ValueError(f"q: expected heads with an even number of features, got {head_dim}")
+    if first % 2:
+        raise ValueError(f"rotary_slice: expected pairs from an even feature on, got {(first, end)}")
     if where.rotation.full_width:
         raise ValueError(f"cos: expected {(end - first) // 2} columns, a column per pair, got {end - first}")
 

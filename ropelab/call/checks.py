@@ -50,6 +50,8 @@ def check_rope_arguments(q: torch.Tensor, k: torch.Tensor | None, where: Where) 
         _check_axes(angles, options)
     if positions is not None:
         _check_positions_tensor(q, shape, positions, options)
+    elif q.is_meta and not torch.compiler.is_compiling():  # no call follows that would make `check_places`
+        check_first_position(where.first_position, q, options.seq_format, angles)
 
 
 def check_places(q: torch.Tensor, where: Where) -> None:

@@ -21,7 +21,7 @@ def run_forward(kv, k_pe, where: Where, copy_value: bool) -> tuple[torch.Tensor,
 
     Without ``copy_value`` the value is a view of kv, taken here: an operator of the dispatcher may not return one.
     """
-    if must_dispatch(kv, k_pe):
+    if must_dispatch(kv, k_pe, ("kv", "k_pe")):
         check_latent_arguments((kv, k_pe), where)
         made = assemble_mla(kv, k_pe, *where.for_operators, copy_value)
     else:
@@ -60,6 +60,8 @@ def check_latent_arguments(given, where: Where, copy_value: bool = True) -> None
     kv, k_pe = given
     (first, end), seq_format = where.options.slice(0), where.options.seq_format
     check_heads("kv", kv, seq_format)
+    if end - first < 2 or (end - first) % 2:
+        raise ValueError(f"k_pe: expected a positive even number of features, got {end - first}")
     check_rope_arguments(k_pe, None, where._replace(options=where.options._replace(rotary_slice=(0, end - first))))
     heads = [*kv.shape[:-1]]
     heads[seq_format.index("h")] = 1

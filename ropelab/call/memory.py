@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 
 import torch
-from torch._subclasses import FakeTensor
+
+
+def is_plain(x: torch.Tensor) -> bool:
+    """Whether a tensor has memory itself; a class that takes PyTorch's operations over may hold it elsewhere."""
+    return type(x).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
 
 
 def empty_heads(x: torch.Tensor) -> torch.Tensor:
@@ -48,6 +52,30 @@ def check_disjoint(written: Named, read: Named, same: Mapping[str, str] | None =
                 raise ValueError(
                     f"{name}: expected memory disjoint from {other}'s{exception}{where}, got overlapping tensors"
                 )
+
+
+def check_apart(written: Named, read: Named, where: str = "") -> None:
+    """`check_disjoint` for calls that other checks follow: only where the memory of a written tensor meets another's.
+
+    Compilers cannot follow this check.
+    """
+    if torch.compiler.is_compiling():
+        return
+    try:
+        others = [_bytes(x) for x in read.values() if x is not None]
+        ranges = [_bytes(x) for x in written.values() if x is not None]
+        meet = any(first < end and start < last for first, last in ranges for start, end in others)
+    except RuntimeError:  # tensors without memory
+        meet = True
+    if meet:
+        check_disjoint(written, read, where=where)
+
+
+def _bytes(x: torch.Tensor) -> tuple[int, int]:
+    """The first byte of the memory of a tensor, and the byte behind the last."""
+    storage = x.untyped_storage()
+    start = storage.data_ptr()
+    return start, start + storage.nbytes()
 
 
 class DisjointCheck:
@@ -137,9 +165,10 @@ def addresses_between(x: torch.Tensor, y: torch.Tensor) -> int | None:
     """Bytes from the first element of ``x`` to the first element of ``y``; None for storages without a common byte.
 
     Two storages may have the same memory: ``torch.from_numpy`` makes a new storage of the same array at every call. A
-    tensor that a compiler traces has no address, so the identity of its storage decides.
+    tensor that a compiler traces, or that a class of its own holds, has no address, so the identity of its storage
+    decides.
     """
-    if isinstance(x, FakeTensor) or isinstance(y, FakeTensor) or x.is_meta or y.is_meta:
+    if not (is_plain(x) and is_plain(y)) or x.is_meta or y.is_meta:
         if not torch._C._is_alias_of(x, y):  # type: ignore[attr-defined]  # torch's stubs lack it
             return None
         return _known(y.storage_offset()) * y.itemsize - _known(x.storage_offset()) * x.itemsize
@@ -150,9 +179,8 @@ def bytes_between(x: torch.Tensor, y: torch.Tensor) -> int | None:
     """`addresses_between` for tensors that have addresses."""
     if x.layout is not torch.strided or y.layout is not torch.strided:
         return None
-    x_storage, y_storage = x.untyped_storage(), y.untyped_storage()
-    x_start, y_start = x_storage.data_ptr(), y_storage.data_ptr()
-    if x_start + x_storage.nbytes() <= y_start or y_start + y_storage.nbytes() <= x_start:
+    (x_start, x_end), (y_start, y_end) = _bytes(x), _bytes(y)
+    if x_end <= y_start or y_end <= x_start:
         return None
     return y.data_ptr() - x.data_ptr()
 

@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ropelab.call.checks import check_places, check_writable
-from ropelab.call.memory import DisjointCheck, check_disjoint, is_same_view
+from ropelab.call.memory import DisjointCheck, check_disjoint, is_plain, is_same_view
 from ropelab.call.where import SCHEMA, Options, Where, along_axes
 from ropelab.kernels import backend, uses_triton
 from ropelab.kernels.backends import forced_backend
@@ -108,28 +108,33 @@ class Operation:
             key = prepared = None
         check_memory = None if prepared is None else prepared.check_memory
         if prepared is None:
+            self.check_plain(given, where)
             self.check(given, where, *numbers)
             if writes:
                 check_memory = self._check_of_memory(given, where)
-        if check_memory is not None:
-            check_memory(*given, *(angles.tensors[:1] if angles.table_free else angles.tensors), positions)
-        if self.check_contents is not None:
-            self.check_contents(given, where, *numbers)
-        elif prepared is None or positions is not None or first_position + prepared.seq_len > rows:
-            check_places(given[0], where)
-        written = [x for x in given[:writes] if x is not None] if writes else ()
-        for x in written:
-            if x.is_inference():
-                check_writable(self.names, given[:writes], self.condition)
-        made = self.make(given, where, *numbers)
-        tensors = *given, *made, *angles.for_kernels, positions
-        if prepared is None:
-            seq_len = given[0].shape[SEQ_AXIS[options.seq_format]]
-            prepared = Prepared(self._prepare(tensors, where, numbers), check_memory, seq_len)
-            prepared_calls.keep(key, prepared)
-        if writes:  # autograd does not see a kernel write, and a function that saved a tensor must fail
-            increment_version(written)
-        prepared.launch(tensors, first_position, rows if rows < MOST_ROWS else MOST_ROWS)
+        try:
+            if check_memory is not None:
+                check_memory(*given, *(angles.tensors[:1] if angles.table_free else angles.tensors), positions)
+            if self.check_contents is not None:
+                self.check_contents(given, where, *numbers)
+            elif prepared is None or positions is not None or first_position + prepared.seq_len > rows:
+                check_places(given[0], where)
+            written = [x for x in given[:writes] if x is not None] if writes else ()
+            for x in written:
+                if x.is_inference():
+                    check_writable(self.names, given[:writes], self.condition)
+            made = self.make(given, where, *numbers)
+            tensors = *given, *made, *angles.for_kernels, positions
+            if prepared is None:
+                seq_len = given[0].shape[SEQ_AXIS[options.seq_format]]
+                prepared = Prepared(self._prepare(tensors, where, numbers), check_memory, seq_len)
+                prepared_calls.keep(key, prepared)
+            if writes:  # autograd does not see a kernel write, and a function that saved a tensor must fail
+                increment_version(written)
+            prepared.launch(tensors, first_position, rows if rows < MOST_ROWS else MOST_ROWS)
+        except RuntimeError:  # a tensor without memory, where others had prepared the call
+            self.check_plain(given, where)
+            raise
         return made
 
     def check_whole_call(self, given: Tensors, where: Where, *numbers: Hashable) -> None:
@@ -141,6 +146,12 @@ class Operation:
             self.check_contents(given, where, *numbers)
         check_writable(self.names, given[: self.writes], self.condition)
         increment_version([x for x in given[: self.writes] if x is not None])
+
+    def check_plain(self, given: Tensors, where: Where) -> None:
+        """Raise TypeError for a tensor whose class takes PyTorch's operations over, and so has no memory of its own."""
+        for name, x in (*zip(self.names, given, strict=True), *where.read.items()):
+            if type(x) not in _PLAIN and _is_subclass(name, x) and not is_plain(x):
+                raise TypeError(f"{name}: expected a plain tensor, got {type(x).__name__}")
 
     def _check_of_memory(self, given: Tensors, where: Where) -> DisjointCheck:
         named = dict(zip(self.names, given, strict=True))
@@ -230,7 +241,13 @@ def write_through(
         numbers, flat: the numbers of the operation, and those of the operator.
         heads: the two tensors that `must_dispatch` looks at.
     """
-    if not must_dispatch(*heads):
+    q, k = heads
+    try:
+        through = must_dispatch(q, k)
+    except TypeError:
+        operation.check_plain(given, where)  # by the name of the argument
+        raise
+    if not through:
         operation(given, where, *numbers)
         return
     operation.check(given, where, *numbers)
@@ -250,7 +267,7 @@ def write_through(
         named[name].copy_(made)
 
 
-def must_dispatch(q: torch.Tensor | None, k: torch.Tensor | None) -> bool:
+def must_dispatch(q: torch.Tensor | None, k: torch.Tensor | None, names: tuple[str, str] = ("q", "k")) -> bool:
     """Whether a call with these tensors must go through the dispatcher.
 
     A call must go through the dispatcher where a compiler traces, where a dispatch mode is active, where q or k is of a
@@ -261,8 +278,8 @@ def must_dispatch(q: torch.Tensor | None, k: torch.Tensor | None) -> bool:
     """
     return (
         torch.compiler.is_compiling()
-        or (type(q) not in _PLAIN and _is_subclass("q", q))
-        or (type(k) not in _PLAIN and _is_subclass("k", k))
+        or (type(q) not in _PLAIN and _is_subclass(names[0], q))
+        or (type(k) not in _PLAIN and _is_subclass(names[1], k))
         or torch._C._len_torch_dispatch_stack() > 0
         or (isinstance(q, torch.Tensor) and q.is_meta)
     )

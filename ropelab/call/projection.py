@@ -23,7 +23,6 @@ from ropelab.call.checks import check_places, check_rope_arguments
 from ropelab.call.operation import must_dispatch, operator
 from ropelab.call.paged_cache import check_write
 from ropelab.call.qk_norm import BACKWARD, FORWARD, check_qk_norm_arguments, run_forward
-from ropelab.call.refusals import renamed
 from ropelab.call.rotation import ROTATE, rotate_or_dispatch
 from ropelab.call.where import Where, along_axes
 from ropelab.kernels import backend, projection_quack
@@ -329,10 +328,7 @@ qkv_rope_backward = operator(
 
 def dispatched(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether a call must go through the dispatcher, see `must_dispatch`."""
-    try:
-        return must_dispatch(x, weight)
-    except TypeError as error:
-        raise renamed(error, q="x", k="weight") from error
+    return must_dispatch(x, weight, ("x", "weight"))
 
 
 def _name(name: str, i: int, tensors: Tensors) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 import torch
 
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, choice, dtype_name, flag, integer, number, shown
-from ropelab.call.memory import may_share_elements, overlaps_itself
+from ropelab.call.memory import is_plain, may_share_elements, overlaps_itself
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.interop.refusals import renamed
 from ropelab.interop.shapes import check_shape
@@ -237,6 +237,8 @@ def _joined(rope: torch.Tensor, nope: torch.Tensor | None) -> torch.Tensor:
 
 def _neighbours(rope: torch.Tensor, nope: torch.Tensor) -> torch.Tensor | None:
     """The view of the heads of which ``rope`` has the first features and ``nope`` the others; None if there is none."""
+    if not (is_plain(rope) and is_plain(nope)):
+        return None
     x = rope.untyped_storage().data_ptr(), rope.stride(), rope.dtype, rope.shape[:-1], rope.storage_offset()
     y = nope.untyped_storage().data_ptr(), nope.stride(), nope.dtype, nope.shape[:-1], nope.storage_offset()
     if x[:-1] != y[:-1] or rope.stride(-1) != 1 or y[-1] != x[-1] + rope.shape[-1]:

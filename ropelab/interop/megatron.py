@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, dtype_name, flag, integer, number, shown, tensor
+from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, dtype_name, flag, integer, shown, single, tensor
 from ropelab.interop.broadcast import check_tables, rotate_in_one_launch
 from ropelab.interop.patch import Patch, Place
 from ropelab.interop.refusals import renamed
@@ -384,7 +384,7 @@ def _tables(freqs: torch.Tensor, mscale: float, inverse: bool) -> tuple[torch.Te
         raise TypeError(f"freqs: expected floating-point angles, got {dtype_name(freqs.dtype)}")
     angles = freqs if freqs.dtype == torch.float64 else freqs.float()
     cos, sin = angles.cos(), angles.sin()
-    if number("mscale", mscale, above=0, at_most=torch.finfo(torch.float32).max) != 1.0:
+    if single("mscale", mscale, at_least=torch.finfo(torch.float32).tiny) != 1.0:
         cos, sin = cos * mscale, sin * mscale
     return cos, -sin if flag("inverse", inverse) else sin
 

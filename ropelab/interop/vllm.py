@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 
-from ropelab.arguments import POSITION_DTYPES, check_tensor, choice, dtype_name, flag, integer, number, tensor
+from ropelab.arguments import POSITION_DTYPES, check_tensor, choice, dtype_name, flag, integer, single, tensor
 from ropelab.interop.refusals import renamed
 from ropelab.interop.shapes import check_shape
 from ropelab.paged_cache import mla_rope_and_cache, rope_and_cache
 
 _FLOAT8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-_LARGEST = torch.finfo(torch.float32).max
 KV_CACHE_DTYPES = ("auto", *_FLOAT8)
 """The values of ``kv_cache_dtype``: "auto" for a cache in the dtype of the keys, or the format of 8-bit floats."""
 
@@ -94,8 +93,8 @@ def fused_qknorm_rope_cache(
     try:
         rope_and_cache(
             q, k, v, k_cache, v_cache, slot_mapping, **where,
-            q_weight=q_weight, k_weight=k_weight, eps=number("epsilon", epsilon, at_least=0, at_most=_LARGEST),
-            weight_offset=number("norm_weight_bias", norm_weight_bias, at_least=-_LARGEST, at_most=_LARGEST),
+            q_weight=q_weight, k_weight=k_weight, eps=single("epsilon", epsilon, at_least=0),
+            weight_offset=single("norm_weight_bias", norm_weight_bias),
             q_out=q_out, k_out=k_out, v_out=v_out, k_scale=k_scale, v_scale=v_scale,
         )  # fmt: skip
     except (TypeError, ValueError) as error:

@@ -16,6 +16,7 @@ models, and `mrope_axes` takes the sections. With ``axes=rope.axes`` the kernel 
 with a row for each position.
 """
 
+import math
 from collections.abc import Collection, Sequence
 
 import torch
@@ -116,6 +117,8 @@ def grid_positions(
     centred = {integer("centred", axis) for axis in sequence("centred", centred)}
     if not centred <= set(range(len(sizes))):
         raise ValueError(f"centred: expected axes below {len(sizes)}, got {tuple(centred)}")
+    if math.prod(sizes) >= MOST_FEATURES:
+        raise ValueError(f"sizes: expected fewer than 2**31 tokens, got {sizes}")
     _check_range(start, max(sizes))
     device = usable("device", device)
     firsts = [-(size - size // 2) if axis in centred else 0 for axis, size in enumerate(sizes)]
