@@ -149,7 +149,8 @@ class Operation:
 
     def check_plain(self, given: Tensors, where: Where) -> None:
         """Raise TypeError for a tensor whose class takes PyTorch's operations over, and so has no memory of its own."""
-        for name, x in (*zip(self.names, given, strict=True), *where.read.items()):
+        named = [*zip(self.names, given, strict=True)]  # a result may have been made of an input that is wrong
+        for name, x in (*named[self.writes :], *where.read.items(), *named[: self.writes]):
             if type(x) not in _PLAIN and _is_subclass(name, x) and not is_plain(x):
                 raise TypeError(f"{name}: expected a plain tensor, got {type(x).__name__}")
 
