@@ -36,7 +36,9 @@ ROTARY = ropelab.RotaryEmbedding(ropelab.rope_from_config(CONFIG))
 
 
 def of(function: Callable, *free: str, **arguments: Any) -> Adapter:
-    """The function with a valid call."""
+    """The function with a valid call. Caches may have 8-bit floats, and frequencies any int64."""
+    free += ("beyond",) * ("frequencies" in arguments)
+    free += ("of 8 bits",) * any(name.endswith("cache") for name in arguments)
     return Adapter(function, lambda: copied(arguments), free)
 
 
@@ -200,7 +202,7 @@ PUBLIC = {
     ),
     "rotary_frequencies": of(ropelab.rotary_frequencies, "huge", rotary_dim=16, base=1e4, device="cpu"),
     "axial_tables": of(
-        ropelab.axial_tables, **TABLES, positions=torch.arange(8).view(2, 4), axes=(0, 0, 1, 1, 0, 0, 1, 1)
+        ropelab.axial_tables, "beyond", **TABLES, positions=torch.arange(8).view(2, 4), axes=(0, 0, 1, 1, 0, 0, 1, 1)
     ),
     "axial_rope": of(ropelab.axial_rope, "huge", axes_dims=(4, 6), base=1e4, layout="interleaved"),
     "Rope": of(
@@ -208,7 +210,7 @@ PUBLIC = {
         layout="split_half", out_layout="interleaved", axes=(0, 1) * 4, max_seq_len=128,
     ),
     "Rope.tables": of(
-        ropelab.axial_rope((4, 6, 6)).tables, seq_len=5, positions=torch.zeros(3, 4, dtype=torch.long),
+        ropelab.axial_rope((4, 6, 6)).tables, "beyond", seq_len=5, positions=torch.zeros(3, 4, dtype=torch.long),
         dtype=torch.float32, device="cpu",
     ),
     "Rope.frequencies": of(ropelab.Rope(THETA).frequencies, device="cpu"),
@@ -235,7 +237,7 @@ PUBLIC = {
     "RotaryEmbedding.tables": of(ROTARY.tables, seq_len=5, device="cpu"),
     "RotaryEmbedding.prepare": of(ROTARY.prepare, seq_len=5, device="cpu"),
     "convert_layout": of(
-        ropelab.convert_layout, "on meta", "bool", "of another dtype", x=torch.arange(96.0).view(48, 2), head_dim=16,
+        ropelab.convert_layout, "on meta", "bool", "of another dtype", "of 8 bits", x=torch.arange(96.0).view(48, 2), head_dim=16,
         source="split_half", target="interleaved", rotary_slice=(4, 12), heads=2,
     ),
     "mrope_axes": of(ropelab.mrope_axes, mrope_section=(2, 3, 3), mrope_interleaved=False),
