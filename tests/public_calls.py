@@ -222,6 +222,7 @@ PUBLIC = {
         config=CONFIG | {"layer_types": ["full_attention"], "rope_scaling": {"type": "dynamic", "factor": 2.0}},
         layer_type="full_attention", layout="split_half", seq_len=200,
     ),
+    "rope_from_config, layer": of(ropelab.rope_from_config, config=CONFIG | {"num_hidden_layers": 4}, layer=1),
     "RotaryEmbedding": of(
         ropelab.RotaryEmbedding, "huge", rope=16, base=1e4, layout="split_half", seq_format="bshd", dtype=torch.float32
     ),
@@ -237,8 +238,8 @@ PUBLIC = {
     "RotaryEmbedding.tables": of(ROTARY.tables, seq_len=5, device="cpu"),
     "RotaryEmbedding.prepare": of(ROTARY.prepare, seq_len=5, device="cpu"),
     "convert_layout": of(
-        ropelab.convert_layout, "on meta", "bool", "of another dtype", "of 8 bits", x=torch.arange(96.0).view(48, 2), head_dim=16,
-        source="split_half", target="interleaved", rotary_slice=(4, 12), heads=2,
+        ropelab.convert_layout, "on meta", "bool", "of another dtype", "of 8 bits", x=torch.arange(96.0).view(48, 2),
+        head_dim=16, source="split_half", target="interleaved", rotary_slice=(4, 12), heads=2,
     ),
     "mrope_axes": of(ropelab.mrope_axes, mrope_section=(2, 3, 3), mrope_interleaved=False),
     "grid_positions": of(grid_positions, "below 0", sizes=(2, 3), start=1, centred=(1,), device="cpu"),
