@@ -125,12 +125,15 @@ def test_a_sequence_without_an_offset_is_zeros(device):
         assert torch.equal(y[2], ropelab.apply_rope(x[2:], cos=cos, sin=sin)[0])
 
 
-@pytest.mark.parametrize("position", [ROWS, -ROWS, 2**31 - 1, 2**62, -(2**62), -(2**63)])
-def test_a_position_without_a_row_is_never_looked_up(position):
+@pytest.mark.parametrize(
+    "position, dtype",
+    [(position, dtype) for position in (ROWS, -ROWS, 2**31 - 1) for dtype in (torch.int32, torch.int64)]
+    + [(position, torch.int64) for position in (2**62, -(2**62), -(2**63))],
+)
+def test_a_position_without_a_row_is_never_looked_up(position, dtype):
     """The kernels write NaN and read nothing out of bounds: the rows beyond the table hold a number."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     q, _, cos, sin = inputs(device)
-    dtype = torch.int64 if abs(position) >= 2**31 else torch.int32
     positions = torch.tensor([[0, position, 1, 2, position]], dtype=dtype, device=device).expand(3, -1)
     around = [torch.full((3 * ROWS, 6), 7.0, device=device) for _ in range(2)]
     tables = [big[ROWS : 2 * ROWS].copy_(t) for big, t in zip(around, (cos, sin), strict=True)]

@@ -101,12 +101,13 @@ def test_numbers_that_have_no_quotient(device):
     assert stored[2].isnan().sum() == 1 and stored[1].isnan().all() and stored[3, 5] == -448 and not stored[3, :5].any()
 
 
-def test_a_token_without_a_position(device):
-    """Its zeros have the scale of zeros, whatever the token holds."""
-    call = example(device, cache_dtype=FLOAT8_DTYPES[0], norm=True)
+@pytest.mark.parametrize("norm, rotary_dim", [(False, 8), (True, None)])
+def test_a_token_without_a_position(device, norm, rotary_dim):
+    """Its zeros have the scale of zeros, whatever the token holds, in features that rotate and in those that do not."""
+    call = example(device, cache_dtype=FLOAT8_DTYPES[0], norm=norm, rotary_dim=rotary_dim)
     call.options["positions"][2] = NO_POSITION
     call.slot_mapping[2] = 27
-    call.q[2], call.k[2] = torch.nan, 1e30
+    call.q[2], call.k[2] = torch.nan, 100.0
     made = with_scales(call)
     out = call().float()
     assert not out[2].any() and (made["q_scale_out"][2] == SMALLEST_SCALE).all()

@@ -94,7 +94,7 @@ def test_the_bits_of_a_correct_division(source, dtype):
     device = "cpu" if INTERPRETED else "cuda"
     x, scale = near_ties(torch.bfloat16 if source == torch.float32 else source, dtype)
     if INTERPRETED:
-        x, scale = x[::7], scale[::7]
+        x, scale = x[::5], scale[::5]  # every distance of UNITS stays
     if source == torch.float32:  # a significand of 24 bits whose quotient is as close to halfway
         x = (scale.double() * (x.double() / scale).float()).float()
     random = torch.randn(10_000).to(source)
