@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from ropelab.bench import whole_file
 from ropelab.bench.record_checks import sha256
 from ropelab.bench.records import ROOT
 
@@ -73,9 +74,7 @@ def _read(data: Path) -> dict[str, str]:
 
 def _write(data: Path, sums: Mapping[str, str]) -> None:
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
-    new = data / f".{NAME}.new"
-    new.write_text(lines, encoding="utf-8")
-    new.replace(data / NAME)
+    whole_file.write(data / NAME, lines)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropelab.bench import packages, processes
+from ropelab.bench import packages, processes, whole_file
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "data" / "peers.toml"
@@ -152,7 +152,7 @@ def compile_all(libraries: Sequence[Compiled], peers: Path, nvcc: str, arch: str
                 _say(f"{target.name}: nvcc could not compile it, and the study goes on: {output.strip()[-300:]}")
             else:
                 about = json.dumps(library.about(nvcc, new), indent=2)
-                target.with_suffix(".json").write_text(about + "\n", encoding="utf-8")
+                whole_file.write(target.with_suffix(".json"), about + "\n")
                 new.replace(target)
                 _say(f"{target.name}: compiled")
 

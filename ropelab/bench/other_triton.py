@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ropelab.bench import whole_file
 from ropelab.bench.code_hash import code_hash
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,10 +70,7 @@ def _compiled(question: str, version: str) -> tuple[str, ...]:
         return ("",) * len(json.loads(question)[0])
     answer = done.stdout.splitlines()[-1]
     with suppress(OSError):  # a checkout that cannot be written keeps nothing
-        KEPT.mkdir(parents=True, exist_ok=True)
-        new = kept.with_suffix(f".{os.getpid()}")
-        new.write_text(answer)
-        new.replace(kept)  # replaced at once, because another process may be reading it
+        whole_file.write(kept, answer)
     return tuple(json.loads(answer))
 
 

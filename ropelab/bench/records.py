@@ -23,7 +23,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ropelab.bench import record_checks, staleness
+from ropelab.bench import record_checks, staleness, whole_file
 from ropelab.bench.code_hash import code_hash
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,17 +130,13 @@ def write(
         **launches,
     }
     csv, about = files(study, directory, provenance["gpu"]["name"])
-    csv.parent.mkdir(parents=True, exist_ok=True)
-    new_csv, new_about = (path.with_name(f".{path.name}.new") for path in (csv, about))
-    frame.to_csv(new_csv, index=False, float_format="%.6g")
-    read = pd.read_csv(new_csv)
-    if flaws := list(record_checks.senseless_times(read)):
-        new_csv.unlink()
-        raise ValueError(f"{study}: {'; '.join(flaws)}")
-    provenance |= record_checks.described(new_csv, read)
-    new_about.write_text(json.dumps(provenance, indent=2, default=str) + "\n", encoding="utf-8")
-    new_csv.replace(csv)
-    new_about.replace(about)
+    with whole_file.replacing(about) as new_about, whole_file.replacing(csv) as new_csv:
+        frame.to_csv(new_csv, index=False, float_format="%.6g")
+        read = pd.read_csv(new_csv)
+        if flaws := list(record_checks.senseless_times(read)):
+            raise ValueError(f"{study}: {'; '.join(flaws)}")
+        provenance |= record_checks.described(new_csv, read)
+        new_about.write_text(json.dumps(provenance, indent=2, default=str) + "\n", encoding="utf-8")
     return Record(study, frame, provenance)
 
 

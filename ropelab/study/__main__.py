@@ -1,5 +1,6 @@
 """The study's commands, ``python -m ropelab.study``; the Makefile calls some of them."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -234,5 +235,15 @@ def refuse(reason: str) -> NoReturn:
     raise typer.Exit(2)
 
 
+def end_in_one_line_on_a_full_disk() -> None:
+    """Run the command. No file has its name before it is whole (`ropelab.bench.whole_file`)."""
+    try:
+        app()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        sys.exit(f"{error}: no half written file has been left")
+
+
 if __name__ == "__main__":
-    app()
+    end_in_one_line_on_a_full_disk()

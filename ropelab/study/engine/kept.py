@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ropelab.bench import whole_file
 from ropelab.bench.records import REFERENCE, ROOT, environment
 from ropelab.study.engine.claims import Claim, documents
 from ropelab.study.engine.verdict import Outcome, Verdict, fact
@@ -52,7 +53,7 @@ def write(ledgers: Mapping[str, pd.DataFrame], path: Path = VERDICTS) -> None:
                 rows.append(kept)
             else:
                 rows.append(row | {"commit": commit if row["fetched"] and ELSEWHERE not in row["remarks"] else ""})
-    pd.DataFrame(rows)[COLUMNS].to_csv(path, index=False)
+    whole_file.write(path, pd.DataFrame(rows)[COLUMNS].to_csv(index=False))
     read.cache_clear()
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ropelab.bench import whole_file
 from ropelab.bench.records import ROOT
 from ropelab.study.engine.claims import Document, documents
 
@@ -87,6 +88,6 @@ def _digest(passage: str) -> str:
 
 if __name__ == "__main__":
     table, wrong = check(Path(sys.argv[1]))
-    table.to_csv(QUOTATIONS, index=False)
+    whole_file.write(QUOTATIONS, table.to_csv(index=False))
     print("\n".join(wrong))
     sys.exit(bool(wrong))

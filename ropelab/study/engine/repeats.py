@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ropelab.bench import whole_file
 from ropelab.bench.records import MEASUREMENTS, ROOT, gpus
 
 REPEATS = ROOT / "data" / "repeats.csv"
@@ -114,4 +115,5 @@ def _git(*arguments: str) -> str:
 
 
 if __name__ == "__main__":
-    measured(*(f"data/measurements/{gpu}" for gpu in gpus(MEASUREMENTS))).to_csv(REPEATS, index=False)
+    table = measured(*(f"data/measurements/{gpu}" for gpu in gpus(MEASUREMENTS)))
+    whole_file.write(REPEATS, table.to_csv(index=False))

@@ -21,6 +21,7 @@ import papermill
 from ipykernel.kernelspec import get_kernel_dict
 from traitlets.config import Config
 
+from ropelab.bench import whole_file
 from ropelab.bench.packages import PEERS
 from ropelab.bench.record_checks import sha256
 from ropelab.bench.side_by_side import Job, side_by_side
@@ -107,11 +108,7 @@ def own_kernel(build: Path, threads: int | None = None) -> Iterator[None]:
     share = (build / "jupyter").resolve()
     spec = get_kernel_dict(extra_arguments=[f"--InlineBackend.figure_formats={FIGURE_FORMATS}", "--log-level=CRITICAL"])
     spec["env"] = kernel_environment(threads)
-    folder = share / "kernels" / "python3"
-    folder.mkdir(parents=True, exist_ok=True)
-    new = folder / f".kernel.{os.getpid()}.json"
-    new.write_text(json.dumps(spec, indent=1))
-    new.replace(folder / "kernel.json")  # replaced at once, because another run may be reading it
+    whole_file.write(share / "kernels" / "python3" / "kernel.json", json.dumps(spec, indent=1))
 
     inherited = os.environ.get("JUPYTER_PATH")
     os.environ["JUPYTER_PATH"] = os.pathsep.join([str(share), inherited] if inherited else [str(share)])

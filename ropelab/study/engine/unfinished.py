@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ropelab.bench import record_checks, records
+from ropelab.bench import record_checks, records, whole_file
 from ropelab.bench.code_hash import code_hash
 
 LIBRARY = records.ROOT / "ropelab"
@@ -29,10 +29,7 @@ class Run:
     def note(self, name: str, result: Path) -> None:
         """Note that this run has done the study or notebook, whose result is a file."""
         self.done[name] = record_checks.sha256(result)
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        new = self.file.with_name(f".{self.file.name}.new")
-        new.write_text(json.dumps({"identity": self.identity, "done": self.done}, indent=2) + "\n", encoding="utf-8")
-        new.replace(self.file)
+        whole_file.write(self.file, json.dumps({"identity": self.identity, "done": self.done}, indent=2) + "\n")
 
     def finish(self) -> None:
         """Forget the run, so that the next run starts afresh."""

@@ -24,6 +24,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from ropelab.bench import whole_file
+
 HUB = Path(__file__).resolve().parent
 ROOT = HUB.parents[2]
 LOADED_BY_NAME = tuple(f"ropelab.kernels.{name}_{how}" for name in ("rotate", "qk_norm") for how in ("torch", "triton"))
@@ -135,8 +137,7 @@ def forbidden_imports(text: str) -> list[str]:
 def write(folder: Path, files: dict[str, str]) -> None:
     """Write the files below ``folder``; ``files`` is path -> text."""
     for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
+        whole_file.write(folder / path, text)
 
 
 def _file(name: str) -> Path | None:

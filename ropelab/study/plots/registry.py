@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ropelab.bench import records
+from ropelab.bench import records, whole_file
 from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED
 from ropelab.study.engine.claims import documents
 from ropelab.study.engine.record_links import show_records
@@ -170,7 +170,6 @@ def draw_all(directory: Path, where: records.Where = records.MEASUREMENTS) -> tu
     Returns:
         The files, and a reason for each figure that is not among them.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     files, missing = [], []
     for name in all_figures():
         try:
@@ -180,6 +179,7 @@ def draw_all(directory: Path, where: records.Where = records.MEASUREMENTS) -> tu
             continue
         for kind in ("png", "svg"):
             path = directory / f"{name}.{kind}"
-            fig.savefig(path, dpi=150)
+            with whole_file.replacing(path) as new:
+                fig.savefig(new, dpi=150)
             files.append(path)
     return files, missing

@@ -11,7 +11,7 @@ import pandas as pd
 from markupsafe import Markup
 from pygments.formatters import HtmlFormatter
 
-from ropelab.bench import checksums, records
+from ropelab.bench import checksums, records, whole_file
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine.findings import WAYS, counted
 from ropelab.study.engine.ledger import disagreements, tally
@@ -87,16 +87,15 @@ def write(
 
     assets = page.parent / FIGURES
     shutil.rmtree(assets, ignore_errors=True)  # removes the figures of notebooks that are gone
-    shutil.copytree(HERE / "assets", assets)
+    shutil.copytree(HERE / "assets", assets, copy_function=lambda a, b: whole_file.write(Path(b), Path(a).read_bytes()))
     for file, text in pages.items():
-        (page.parent / file).write_text(text)
-    (assets / "code.css").write_text(_code_style())
+        whole_file.write(page.parent / file, text)
+    whole_file.write(assets / "code.css", _code_style())
     found_in_order = sorted(listed, key=lambda one: PARTS.index(one.part))  # the guide first, among equal finds
-    (assets / "search-index.js").write_text(
-        search.script(e for one in found_in_order for e in search.entries(one.page, pages[one.page]))
-    )
+    entries = (e for one in found_in_order for e in search.entries(one.page, pages[one.page]))
+    whole_file.write(assets / "search-index.js", search.script(entries))
     for figure in (figure for one in chapters for figure in one.figures):
-        (page.parent / figure.file).write_bytes(figure.data)
+        whole_file.write(page.parent / figure.file, figure.data)
     figures = {one.page: sum(len(figure.data) for figure in one.figures) for one in chapters}
     sizes = {file: len(text.encode()) + figures.get(file, 0) for file, text in pages.items()}
     return problems + _too_large(sizes, sum(file.stat().st_size for file in page.parent.rglob("*") if file.is_file()))

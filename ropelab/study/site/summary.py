@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ropelab.bench import records
+from ropelab.bench import records, whole_file
 from ropelab.bench.rows import is_right
 from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study.documents.fairseq2 import findings as fairseq2_findings
@@ -81,9 +81,8 @@ def update(files: Iterable[Path] | None = None) -> None:
     Verdicts on published code that is not at hand stay as they were kept (`ropelab.study.engine.kept`).
     """
     kept.write(by_gpu())
-    FIGURES.mkdir(exist_ok=True)
     for path, svg in figures().items():
-        path.write_text(svg)
+        whole_file.write(path, svg)
     computed = tables()
     for file in texts() if files is None else files:
         text = file.read_text()
@@ -92,7 +91,7 @@ def update(files: Iterable[Path] | None = None) -> None:
             _, _, after = rest.partition("<!-- end -->")
             if mark:
                 text = f"{before}{mark}{table}<!-- end -->{after}"
-        file.write_text(text)
+        whole_file.write(file, text)
 
 
 def _picture(record: records.Record, heads: records.Record) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ropelab.bench import checksums
+from ropelab.bench import checksums, whole_file
 from ropelab.bench.subjects import CONTENDERS
 from ropelab.conformance.declared import Declaration, declare
 from ropelab.conformance.faults import CONTROLS, FAULTS
@@ -51,7 +51,7 @@ def main() -> None:
         kept = []
         for row in makers[name]():
             kept.append(row)
-            pd.DataFrame(kept).to_csv(FOLDER / f"{name}.csv", index=False)
+            whole_file.write(FOLDER / f"{name}.csv", pd.DataFrame(kept).to_csv(index=False))
 
 
 def read(name: str) -> pd.DataFrame:
