@@ -382,6 +382,7 @@ def test_statements_without_a_claim_have_a_reason():
 # ---------------------------------------------------------------------- code that is not at hand
 
 
+@pytest.mark.peers
 def test_the_first_version_has_a_cell_for_each_shape():
     """The merged version's rows under the name of the first, whose code is not at hand everywhere."""
     frames = frames_of(CLAIMS["DS-02"])

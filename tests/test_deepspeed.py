@@ -304,10 +304,12 @@ def without_a_gpu(monkeypatch):
     monkeypatch.setattr(callers, "copies", lambda: {"copy: one": lambda tensors: [x.clone() for x in tensors]})
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(
     "case", [TINY, callers.Caller("fpdt", (2, 6, 3, 8), (1, 6, 1, 8), True, torch.float32, torch.float32)], ids=str
 )
 def test_every_caller_is_checked_and_counted(without_a_gpu, case):
+    callers.merged_function(available=False)  # raises where DeepSpeed is not there
     frame = callers._case(case, "cpu", smoke=True)
     assert set(frame.contender) >= {callers.FORMULA, callers.OURS} and set(frame.direction) == {"forward", "backward"}
     right = frame[frame.contender.isin((callers.FORMULA, callers.OURS))]

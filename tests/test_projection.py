@@ -190,18 +190,18 @@ def _pairs_of_rows(leaves, rows, layout, kind):
 
 def test_the_bounds_reject_what_is_wrong():
     """The faults: one term of the product is left out, the sum has bfloat16, and one rounding is too many."""
-    x, weight = (torch.randn(*shape, dtype=torch.float32) for shape in ((4, 256), (8, 256)))
+    x, weight = (torch.randn(*shape, dtype=torch.float32) for shape in ((64, 256), (8, 256)))
     arithmetic = Arithmetic.of_kernel(torch.bfloat16, interpreted=False)
     truth = exact(x) @ exact(weight).T
     bound = product_bound(exact(x), exact(weight).T, arithmetic)
-    low = torch.zeros(4, 8, dtype=torch.bfloat16)
+    low = torch.zeros(64, 8, dtype=torch.bfloat16)
     for i in range(256):
         low += (x[:, i : i + 1] * weight[:, i]).bfloat16()
     for name, found in {"a term less": x[:, 1:] @ weight[:, 1:].T, "in bfloat16": low}.items():
         assert (abs(exact(found.bfloat16()) - truth) > 2 * bound).any(), name
 
     weights = [exact(w) for w in weight.split(4)]
-    c, s = (exact(t[1:5]) for t in ropelab.rotary_table(12, 8, dtype=torch.float64))
+    c, s = (exact(t[1:65]) for t in ropelab.rotary_table(65, 8, dtype=torch.float64))
     members = [(x @ w.T).bfloat16().float() for w in weight.split(4)]
     twice = (members[0] * c.astype("f4") - members[1] * s.astype("f4")).bfloat16()
     truth, _ = rotate_exactly(*(exact(x) @ w.T for w in weights), c, s)
