@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
+from torch.fx import Proxy
 
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.angles.model_config import rope_from_config
@@ -16,6 +17,7 @@ from ropelab.angles.rope_parameters import Rope
 from ropelab.angles.tables import MOST_ROWS, check_dtype, frequency_tables
 from ropelab.arguments import POSITION_DTYPES, check_tensor, integer, shown, tensor
 from ropelab.arguments import device as usable
+from ropelab.call.traced import recorded
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.pairing import check_rotary_dim
 from ropelab.layout.seq_format import SEQ_AXIS, check_heads, check_seq_format, rank
@@ -118,6 +120,8 @@ class RotaryEmbedding(torch.nn.Module):
             ValueError: as `apply_rope`; or ``seq_len`` is missing for positions or offsets on a GPU, and the model has
                 no ``max_position_embeddings`` or has frequencies that depend on the length.
         """
+        if isinstance(q, Proxy):
+            return recorded(self.forward, locals())
         check_heads("q", tensor("q", q), self.seq_format)
         if k is not None:
             tensor("k", k)

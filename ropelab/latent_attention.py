@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch.fx import Proxy
 
 from ropelab.arguments import check_device, dtype_name, flag, integer
 from ropelab.autograd.latent_attention import differentiated, overwrite_tail
@@ -11,6 +12,7 @@ from ropelab.call.angles import given_tables
 from ropelab.call.checks import INPLACE, check_fixed_tables
 from ropelab.call.latent_attention import check_tail
 from ropelab.call.memory import check_apart
+from ropelab.call.traced import recorded
 from ropelab.call.where import Where, located
 from ropelab.layout.seq_format import check_heads, check_seq_format
 
@@ -47,6 +49,8 @@ def assemble_mla(
     Returns:
         ``(query, key, value)``.
     """
+    if isinstance(q, Proxy):
+        return recorded(assemble_mla, locals())
     check_seq_format(seq_format)
     for name, x in (("q", q), ("k_pe", k_pe)):
         check_heads(name, x, seq_format)
@@ -111,6 +115,8 @@ def assemble_mla_kv(
         TypeError, ValueError: as `apply_rope`; or the shapes, dtypes or devices of kv and k_pe do not fit; or a table
             requires grad.
     """
+    if isinstance(kv, Proxy):
+        return recorded(assemble_mla_kv, locals())
     nope_dim, copy_value = integer("nope_dim", nope_dim, at_least=0), flag("copy_value", copy_value)
     check_seq_format(seq_format)
     check_heads("k_pe", k_pe, seq_format)
@@ -155,6 +161,8 @@ def rotate_mla_query(
         TypeError, ValueError: as `apply_rope`; or a table requires grad.
         NotImplementedError: ``inplace`` under a transform of torch.func or in forward mode.
     """
+    if isinstance(q, Proxy):
+        return recorded(rotate_mla_query, locals())
     nope_dim = integer("nope_dim", nope_dim, at_least=0)
     inplace, consume = flag("inplace", inplace), flag("consume", consume)
     if consume and not inplace:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.fx import Proxy
 
 from ropelab.arguments import sequence, single, tensor
 from ropelab.autograd.projection import differentiated
@@ -12,6 +13,7 @@ from ropelab.call.angles import Tables, given_angles
 from ropelab.call.checks import check_fixed_tables, check_no_grad
 from ropelab.call.memory import check_apart
 from ropelab.call.projection import dispatched, heads_of_arguments, product, run_into_cache
+from ropelab.call.traced import recorded
 from ropelab.call.where import located
 from ropelab.paged_cache import rope_and_cache
 
@@ -80,6 +82,8 @@ def qkv_rope(
         TypeError, ValueError: as `apply_rope` and `apply_qk_norm_rope`; the shapes, dtypes or devices of x, weight and
             bias do not fit; or a table requires grad.
     """
+    if isinstance(x, Proxy):
+        return recorded(qkv_rope, locals())
     x, weights, biases, heads = _given(x, weight, bias, q_heads, k_heads, seq_format)
     angles, eps = given_angles(cos, sin, frequencies), single("eps", eps, at_least=0)
     if isinstance(angles, Tables):

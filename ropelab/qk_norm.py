@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 
 import torch
+from torch.fx import Proxy
 
 from ropelab.arguments import single
 from ropelab.autograd.qk_norm import differentiated
 from ropelab.call.angles import given_tables
 from ropelab.call.checks import check_fixed_tables
+from ropelab.call.traced import recorded
 from ropelab.call.where import located
 
 
@@ -58,6 +60,8 @@ def apply_qk_norm_rope(
         TypeError, ValueError: as `apply_rope`; a weight has the wrong shape, dtype or device; ``eps`` is negative; or a
             table requires grad.
     """
+    if isinstance(q, Proxy):
+        return recorded(apply_qk_norm_rope, locals())
     where = located(q, given_tables(cos, sin), positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
     eps = single("eps", eps, at_least=0)
     check_fixed_tables(cos, sin)

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import overload
 
 import torch
+from torch.fx import Proxy
 
 from ropelab.arguments import flag
 from ropelab.autograd.rotation import differentiated
 from ropelab.call.angles import given_angles
+from ropelab.call.traced import recorded
 from ropelab.call.where import located
 
 
@@ -138,6 +140,8 @@ def apply_rope(
     the host would have to wait for the positions: there a position without a row yields NaN, and nothing is read out of
     bounds.
     """
+    if isinstance(q, Proxy):
+        return recorded(apply_rope, locals())
     inverse, inplace = flag("inverse", inverse), flag("inplace", inplace)
     angles = given_angles(cos, sin, frequencies)
     where = located(q, angles, positions, offsets, layout, out_layout, seq_format, rotary_slice, inverse, axes)

@@ -1,5 +1,6 @@
 """PyTorch's uses of a function besides calling it: compile, trace, checkpoint, autocast, differentiate."""
 
+import copy
 import itertools
 from contextlib import nullcontext
 
@@ -117,6 +118,41 @@ def test_activation_checkpointing(device, use_reentrant):
     loss.backward()  # reentrant checkpoints know no autograd.grad
     for actual, e in zip((q.grad, k.grad), expected, strict=True):
         assert torch.equal(actual, e)
+
+
+def _layer(q, k, cos, sin):
+    q, k = ropelab.apply_rope(q, k, cos=cos, sin=sin, offsets=1)
+    return q * 2, k
+
+
+class Layer(torch.nn.Module):
+    """A part of a model that rotates: by a module of its own, and by all functions that are differentiable."""
+
+    def __init__(self):
+        super().__init__()
+        self.rotary, self.scale = ropelab.RotaryEmbedding(16), torch.nn.Parameter(torch.ones(16))
+
+    def forward(self, q, k, cos, sin):
+        q, k = self.rotary(q * self.scale, k, seq_len=40)
+        q, k = ropelab.apply_qk_norm_rope(q, k, self.scale, self.scale, cos=cos, sin=sin)
+        q = ropelab.rotate_mla_query(q, 4, cos=cos, sin=sin)
+        query, key, value = ropelab.assemble_mla(q, q, k[..., 4:], cos=cos, sin=sin)
+        key_of_kv, _ = ropelab.assemble_mla_kv(q, k[..., 4:], 4, cos=cos, sin=sin)
+        of_x, _, _ = ropelab.qkv_rope(q.flatten(2), torch.ones(48, 48), q_heads=1, k_heads=1, cos=cos, sin=sin)
+        return query, key, value, key_of_kv, of_x
+
+
+@pytest.mark.parametrize("name", ["function", "module", "model"])
+def test_fx_traces_a_call_as_one_node(torch_backend, name):
+    q, k, cos, sin = inputs("cpu")
+    made = {"function": _layer, "module": ropelab.RotaryEmbedding(16), "model": Layer()}[name]
+    arguments = (q, k) if name == "module" else (q, k, cos, sin)
+    traced = torch.fx.symbolic_trace(made)
+    for f in (traced, copy.deepcopy(traced)):
+        for found, expected in zip(f(*arguments), made(*arguments), strict=True):
+            assert torch.equal(found, expected)
+    if name == "model":
+        assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == ["rotary"]
 
 
 def test_vjp_is_the_transposed_rotation(device):
