@@ -13,10 +13,12 @@ import torch
 
 from ropelab.interop.broadcast import as_joined, check_tables, formula, rotate_in_one_launch
 from ropelab.interop.patch import Patch, Place
+from ropelab.symbolic_trace import one_node
 
 RotationFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+@one_node
 def apply_rotary_pos_emb(t: torch.Tensor, freqs_cos: torch.Tensor, freqs_sin: torch.Tensor) -> torch.Tensor:
     """Rotate ``t`` by tables that broadcast against ``t``, in DeepSpeed's convention: split-half pairs.
 
@@ -46,6 +48,7 @@ def apply_rotary_pos_emb(t: torch.Tensor, freqs_cos: torch.Tensor, freqs_sin: to
     return formula(t, freqs_cos, freqs_sin) if rotated is None else rotated[0]
 
 
+@one_node
 def fused_rope_forward(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

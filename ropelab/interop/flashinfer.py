@@ -28,6 +28,7 @@ from ropelab.interop.refusals import renamed
 from ropelab.interop.shapes import check_shape
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.paged_cache import rope_and_cache
+from ropelab.symbolic_trace import one_node
 
 _OF_HEADS = {
     "q": "q_rope", "k": "k_rope", "key_cache": "paged_kv_cache[0]", "value_cache": "paged_kv_cache[1]",
@@ -38,6 +39,7 @@ _OF_LATENT = _OF_HEADS | {"v": "k_nope", "key_cache": "paged_kv_cache[1]", "valu
 """The words of `rope_and_cache` -> FlashInfer's words, for heads of keys, and for multi-head latent attention."""
 
 
+@one_node
 def rope_quantize_fp8_append_paged_kv_cache(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,
@@ -136,6 +138,7 @@ def rope_quantize_fp8_append_paged_kv_cache(
     return outs
 
 
+@one_node
 def slot_mapping(
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,

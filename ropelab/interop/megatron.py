@@ -35,10 +35,12 @@ from ropelab.interop.refusals import renamed
 from ropelab.latent_attention import assemble_mla_kv, rotate_mla_query
 from ropelab.positions.packed import PackedSequences
 from ropelab.rope import apply_rope
+from ropelab.symbolic_trace import one_node
 
 # ------------------------------------------------------------------------------------------ multi-head latent attention
 
 
+@one_node
 def fused_mla_rope_inplace(
     t: torch.Tensor,
     cos: torch.Tensor,
@@ -77,6 +79,7 @@ def fused_mla_rope_inplace(
     return _rotated_query(t, nope_dim, emb_dim, options, position_ids)
 
 
+@one_node
 def fused_mla_rope_out_of_place(
     t: torch.Tensor,
     cos: torch.Tensor,
@@ -97,6 +100,7 @@ def fused_mla_rope_out_of_place(
     return _rotated_query(t, nope_dim, emb_dim, where | {"inverse": inverse}, position_ids)
 
 
+@one_node
 def fused_mla_rope_kv_split(
     kv: torch.Tensor,
     k_pos_emb: torch.Tensor,
@@ -137,6 +141,7 @@ def fused_mla_rope_kv_split(
         raise renamed(error, q="kv", k_pe="k_pos_emb", nope_dim="k_dim", positions="cu_seqlens_kv") from error
 
 
+@one_node
 def fused_apply_mla_rope_for_q(
     t: torch.Tensor,
     cos: torch.Tensor,
@@ -153,6 +158,7 @@ def fused_apply_mla_rope_for_q(
     return fused_mla_rope_inplace(t, cos, sin, nope_dim, emb_dim, cu_seqlens_q, cp_rank, cp_size, rotary_interleaved)
 
 
+@one_node
 def fused_apply_mla_rope_for_kv(
     kv: torch.Tensor,
     k_pos_emb: torch.Tensor,
@@ -232,6 +238,7 @@ def _check_width(name: str, x: torch.Tensor, **sizes: int) -> None:
 # ------------------------------------------------------------------------------------------------ angles, not tables
 
 
+@one_node
 def fused_apply_rotary_pos_emb(
     t: torch.Tensor,
     freqs: torch.Tensor,
@@ -262,6 +269,7 @@ def fused_apply_rotary_pos_emb(
     return _rotated(t, freqs, layout, layout, mscale, inverse)
 
 
+@one_node
 def fused_apply_rotary_pos_emb_thd(
     t: torch.Tensor,
     cu_seqlens: torch.Tensor,

@@ -26,6 +26,7 @@ from ropelab.kernels import NO_POSITION
 from ropelab.layout.seq_format import SEQ_AXIS
 from ropelab.positions.packed import PackedSequences, context_parallel_positions
 from ropelab.rope import apply_rope
+from ropelab.symbolic_trace import one_node
 
 FORMATS = ("sbhd", "bshd", "thd")
 LEGACY, LINEAR = "legacy", "linear"
@@ -35,6 +36,7 @@ _LEAST_DEAD_BLOCKS = 65536
 _CONTIGUOUS = torch.contiguous_format
 
 
+@one_node
 def apply_rotary_pos_emb(
     t: torch.Tensor,
     freqs: torch.Tensor,
@@ -87,6 +89,7 @@ def apply_rotary_pos_emb(
         raise renamed(error, q="t", positions="freqs", offsets="start_positions", cos="freqs") from error
 
 
+@one_node
 def apply_fused_qkv_rotary_pos_emb(
     qkv: torch.Tensor,
     q_freqs: torch.Tensor,

@@ -18,12 +18,14 @@ from ropelab.arguments import POSITION_DTYPES, check_tensor, choice, dtype_name,
 from ropelab.interop.refusals import renamed
 from ropelab.interop.shapes import check_shape
 from ropelab.paged_cache import mla_rope_and_cache, rope_and_cache
+from ropelab.symbolic_trace import one_node
 
 _FLOAT8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 KV_CACHE_DTYPES = ("auto", *_FLOAT8)
 """The values of ``kv_cache_dtype``: "auto" for a cache in the dtype of the keys, or the format of 8-bit floats."""
 
 
+@one_node
 def fused_qknorm_rope_cache(
     q_out: torch.Tensor,
     k_out: torch.Tensor | None,
@@ -101,6 +103,7 @@ def fused_qknorm_rope_cache(
         raise renamed(error, q="qkv", k="qkv", v="qkv", key_cache="k_cache", value_cache="v_cache") from error
 
 
+@one_node
 def concat_and_cache_mla_rope_fused(
     positions: torch.Tensor,
     q_pe: torch.Tensor,

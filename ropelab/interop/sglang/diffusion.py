@@ -6,10 +6,12 @@ from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, flag, integ
 from ropelab.interop.refusals import renamed
 from ropelab.interop.sglang.split_tables import KEPT
 from ropelab.rope import apply_rope
+from ropelab.symbolic_trace import one_node
 
 _FREQS_DTYPES = (*DTYPES, torch.complex64, torch.complex128)
 
 
+@one_node
 def apply_rope_qk_inplace(
     q: torch.Tensor,
     k: torch.Tensor,

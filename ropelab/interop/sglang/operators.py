@@ -19,8 +19,10 @@ import torch
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, flag, integer, tensor
 from ropelab.interop.refusals import renamed
 from ropelab.rope import apply_rope
+from ropelab.symbolic_trace import one_node
 
 
+@one_node
 def rotary_embedding_cos_sin(
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -76,6 +78,7 @@ def rotary_embedding_cos_sin(
         raise renamed(error, q="query", k="key") from error
 
 
+@one_node
 def apply_rope_with_cos_sin_cache_inplace(
     positions: torch.Tensor,
     query: torch.Tensor,
