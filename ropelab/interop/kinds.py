@@ -81,8 +81,7 @@ class Kind:
         """The columns of the tables that the kernel reads."""
         if self.columns != "twice":
             return cos, sin
-        half = cos.shape[-1] // 2
-        return cos[..., :half], sin[..., :half]
+        return cos[..., : cos.shape[-1] // 2], sin[..., : sin.shape[-1] // 2]
 
 
 def _format_of(xs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> str | None:

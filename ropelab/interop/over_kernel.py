@@ -55,8 +55,10 @@ class Understood(NamedTuple):
         found: dict[str, torch.Tensor] = {}
         for turn in turns:
             xs = [arguments[name] for name in turn.names]
-            if self.promotes:
-                xs = [x if x.dtype == turn.cos.dtype else promoted(x, turn.cos) for x in xs]
+            if self.promotes and any(x.dtype != turn.cos.dtype for x in xs):
+                if any(x.dtype == torch.bool for x in xs):  # no original turns it
+                    return None
+                xs = [promoted(x, turn.cos) for x in xs]
             ys = self.kind.rotate(xs, turn.cos, turn.sin)
             if ys is None:
                 return None

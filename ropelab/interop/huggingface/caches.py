@@ -25,7 +25,7 @@ from ropelab.interop.huggingface.layers import (
     own,
     with_rotation,
 )
-from ropelab.interop.huggingface.projections import check_tables, of_pairs
+from ropelab.interop.huggingface.projections import are_of, check_tables, of_pairs
 from ropelab.interop.kinds import Kind
 from ropelab.interop.over_kernel import ForeignRotation, Rotating
 from ropelab.interop.patch import Place
@@ -130,6 +130,8 @@ class _OnePass:
         if not layer.is_initialized:
             layer.lazy_initialization(k, v)
         batch, _, length, _ = k.shape
+        if not are_of(self.tables, batch, length):
+            raise ValueError(f"position_embeddings: expected tables of {length} tokens, got {self.tables[0].shape[1]}")
         if batch != len(layer.keys):
             raise IndexError(f"past_key_values: expected a cache of {batch} sequences, got {len(layer.keys)}")
         size = layer.max_cache_len

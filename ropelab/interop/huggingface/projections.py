@@ -94,7 +94,7 @@ def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation
         outputs = sum(len(getattr(self, name).weight) for name in NAMES)
         work = Work(hidden.shape[:-1].numel(), hidden.shape[-1], outputs)
         pays = "product" in paths(work) and hidden.dtype.itemsize == 2 and uses_triton(hidden)
-        if not pays or hidden.ndim != 3 or torch.compiler.is_compiling():
+        if not pays or hidden.ndim != 3 or torch.compiler.is_compiling() or not are_of(tables, *hidden.shape[:2]):
             return function(self, *args, **kwargs)
         why = _unfit(self) or ("" if all(map(_is_together, _parts(self))) else "its weights were moved apart")
         if why:
@@ -156,6 +156,12 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad.split(ctx.rows)
+
+
+def are_of(tables: tuple[torch.Tensor, ...], batch: int, tokens: int) -> bool:
+    """Whether tables ``[B or 1, S, columns]`` have a row for each token, and no more."""
+    rows = tables[0].shape
+    return rows[1] == tokens and rows[0] in (1, batch)
 
 
 def of_pairs(table: torch.Tensor, kind: Kind, rotary_dim: int) -> torch.Tensor:
