@@ -71,7 +71,7 @@ def rows_of(call, index):
     return cache.flatten(0, 1)
 
 
-@pytest.mark.parametrize("page", [2**31, 2**62])
+@pytest.mark.parametrize("page", [2**31, 2**60, 2**62])
 def test_a_page_that_no_cache_has_gives_no_slot(page):
     call = append_call(page_size=4)
     call["kv_indices"] = torch.full_like(call["kv_indices"], page, dtype=torch.int64)
@@ -100,7 +100,7 @@ OUTSIDE = [
     ("batch_indices", 3, "requests below 3, as kv_indptr has, got 3"),
     ("kv_indptr", -5, "places in kv_indices up to 15, got -5"),
     ("kv_indptr", 16, "places in kv_indices up to 15, got 16"),
-    ("kv_indices", -1, "pages from 0 on, got -1"),
+    ("kv_indices", -1, "pages from 0 to 2147483647, got -1"),
 ]
 
 
@@ -128,15 +128,6 @@ def test_a_place_that_the_host_cannot_read_is_skipped(monkeypatch, where, name, 
         call = {key: x.to(where) if isinstance(x, torch.Tensor) else x for key, x in call.items()}
     slots = slot_mapping(**call).tolist()
     assert slots[0] == -1 and set(slots) <= {-1, *slots_of(append_call())}
-
-
-def test_a_page_beyond_the_cache_is_refused_or_has_a_slot_beyond_the_cache():
-    """A page times the page size would wrap around to the slot 0."""
-    call = append_call(page_size=16)
-    call["kv_indices"] = call["kv_indices"].long()
-    call["kv_indices"][:] = 2**60
-    with pytest.raises(ValueError, match="kv_indices: expected slots below"):
-        rope_quantize_fp8_append_paged_kv_cache(**call)
 
 
 @pytest.mark.parametrize("kv_indptr, pages", [([0], 0), ([0], 3), ([0, 0, 0], 0)])
@@ -197,7 +188,7 @@ def test_given_outputs_are_written(device):
         ({"kv_layout": "NDH"}, "kv_layout: expected one of"),
         ({"paged_kv_cache": torch.zeros(3)}, "paged_kv_cache: expected a tuple of 2 tensors, got Tensor"),
         ({"quantize_dtype": torch.float16}, "quantize_dtype: expected float8_e4m3fn or float8_e5m2, got"),
-        ({"quant_scale_kv": 0.0}, "quant_scale_kv: expected a positive number, got 0.0"),
+        ({"quant_scale_kv": 0.0}, "quant_scale_kv: expected a finite number >= 1.17.* got 0.0"),
         ({"k_rope": torch.zeros(17, 2, 8)}, r"k_rope: expected shape \[17, 2, 16\], got \(17, 2, 8\)"),
         ({"batch_indices": torch.zeros(17)}, "batch_indices: expected one of int32, int64, got float32"),
     ],
