@@ -17,9 +17,25 @@ TABLE = [row for row in tables.read("configurations.csv") if row["outcome"] == "
 ROWS = 256
 """The length of every model here: a table of a million rows has no other frequencies."""
 
+LENGTH = {"original_max_position_embeddings": 64}
+RAMP = LENGTH | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SECTIONS = {"mrope_section": [8, 12, 12]}
+FACTORS = {"short_factor": [1.5] * 32, "long_factor": [float(pair + 1) for pair in range(32)]}
+SCALED = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0} | LENGTH,
+    "yarn with axes": {"rope_type": "yarn", "factor": 4.0} | LENGTH | SECTIONS,
+    "llama3": {"rope_type": "llama3", "factor": 4.0} | RAMP,
+    "longrope": {"rope_type": "longrope"} | LENGTH | FACTORS,
+}
+"""What no default configuration has."""
+
 
 def misread(config):
     """The configuration with bases that are three times as large."""
+    if isinstance(config, Mapping):
+        return _other_bases(config)
     other = copy.deepcopy(config)
     if getattr(config, "rope_parameters", None) is not None:
         other.rope_parameters = _other_bases(config.rope_parameters)
@@ -75,6 +91,7 @@ def targets(rope, config, layer_type):
     axes = [0] * len(theta) if rope.axes is None else list(rope.axes)
 
     def function(positions):
+        theta = rope.at_length(int(positions.max()) + 1).inverse_frequencies
         angles = positions.reshape(-1, positions.shape[-1])[axes].T * theta
         return factor * angles.cos(), factor * angles.sin()
 
@@ -109,7 +126,10 @@ def targets(rope, config, layer_type):
 
 
 def rotations():
-    """The configurations, each rotation once."""
+    """The configurations, each rotation once, and scaled ones."""
+    for name, parameters in SCALED.items():
+        config = {"head_dim": 64, "max_position_embeddings": ROWS, "rope_parameters": {"rope_theta": 1e4} | parameters}
+        yield name, config, None, rope_from_config(config)
     known = set()
     for name, config, layer_type, rope, _ in configurations():
         about = rope.layout, rope.out_layout, rope.head_dim, rope.first_feature, rope.axes, rope.attention_factor
@@ -126,12 +146,13 @@ def test_every_configuration_against_every_kind_of_target(wrong):
         if wrong:
             rope = rope_from_config(misread(config), layer_type=layer_type)
         for kind, target in targets(rope, misread(config) if wrong else config, layer_type).items():
-            structure = rope.layout, rope.out_layout, rope.first_feature, rope.axes and max(rope.axes)
-            if kind == "rotation" and structure in structures:
-                continue  # a rotation takes hundreds of calls
-            structures.add(structure)
+            if kind == "rotation":  # which takes hundreds of calls
+                structure = rope.layout, rope.out_layout, rope.first_feature, rope.axes and max(rope.axes)
+                if structure in structures:
+                    continue
+                structures.add(structure)
             report = verify_config(config, target, layer_type=layer_type, name=f"{name}, {kind}")
             seen += 1
             if report.verdict != ("wrong" if wrong else "right"):
                 unexpected.append(str(report))
-    assert not unexpected and seen > 400, "\n".join(unexpected)
+    assert not unexpected and seen > 800 and len(structures) > 5, "\n".join(unexpected)
