@@ -190,7 +190,7 @@ def run_notebooks(
 
     Args:
         parameters: name -> value; each notebook gets the parameters that it declares.
-        tell: called with the number of notebooks that have ended.
+        tell: called with the number of notebooks that have ended, whenever it has changed.
     """
     declared = [declared_parameters(source) for source in sources]
     wanted = [{name: parameters[name] for name in names if name in parameters} for names in declared]
@@ -205,13 +205,13 @@ def run_notebooks(
     with closing(side_by_side(jobs, sys.maxsize, most=together)) as runs:
         for name in results:
             while name not in ended:
+                tell(len(ended))
                 job, run = next(runs)
                 if isinstance(run, BaseException):  # its process died, and the other notebooks go on
                     run = Run(job.name, job.arguments[0], 0.0, Failure(0, f"{type(run).__name__}: {run}"))
                 if not run.failure:
                     state.note(job.name, results[job.name])
                 ended[job.name] = run
-                tell(len(ended))
             yield ended[name]
     state.finish()
 
