@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.bench import copies, fetch_peers, launches, packages, peers, records, timing
+from ropelab.bench import copies, fetch_peers, launches, packages, peers, protocols, reached, records, timing
 from ropelab.bench.compare import bind, checked, compare, tidy
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.host import NO_GRAD, RECORDED
@@ -540,8 +540,10 @@ def frame():
 
 
 def test_record_round_trip(tmp_path, frame):
-    files = {"liger-kernel 0.8.5: liger_kernel/ops/rope.py": "3a1bb8c0"}
-    notes = {"parameters": {"rounds": 3}, "peer_files": files, "not_run": {"liger": "not run"}}
+    notes = {
+        "parameters": {"rounds": 3}, "peers": {"liger-kernel 0.8.5": "3a1bb8c0"}, "not_run": {"liger": "not run"},
+        "kernels": reached.reached(["rotate_triton._rotate_kernel"]), "protocol": protocols.numbers("dense"),
+    }  # fmt: skip
     written = records.write("dense", frame, tmp_path, **notes)
     read = records.load("dense", tmp_path)
     pd.testing.assert_frame_equal(read.frame, frame)
@@ -551,29 +553,14 @@ def test_record_round_trip(tmp_path, frame):
         "command",
         "commit",
         "dirty",
-        "kernels_sha256",
         "gpu",
         "torch",
         "cuda",
         "triton",
         "python",
     }
-    assert expected | {"study", "parameters", "peers", "not_run"} <= read.provenance.keys()
-    assert read.provenance["peer_files"] == files
+    assert expected | {"study"} <= read.provenance.keys() and notes.items() <= read.provenance.items()
     assert not read.stale and read.footer.endswith(f"triton {records._short(read.provenance['triton'])}")
-
-
-def test_a_record_of_other_kernels_is_stale_and_says_so(tmp_path, frame, monkeypatch):
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "rotate.py").write_text("a")
-    hash_of_then = partial(records.kernels_hash, tmp_path / "kernels")
-    monkeypatch.setattr(records, "kernels_hash", hash_of_then)
-    records.write("dense", frame, tmp_path)
-    assert not records.load("dense", tmp_path).stale
-    (tmp_path / "kernels" / "rotate.py").write_text("b")
-    stale = records.load("dense", tmp_path)
-    assert stale.stale == ("ropelab.kernels",) and not stale.hashes_modules
-    assert stale.footer.endswith("kernels changed since: measure again")
 
 
 def test_load_chooses_the_gpu(tmp_path, frame, monkeypatch):

@@ -27,7 +27,12 @@ TIMED = [
 FACTS = [name for name, claim in CLAIMS.items() if any(test.expect for test in claim.test)]
 PUBLISHED = {"deepspeed_dispatch", "deepspeed_tests", "deepspeed_fallback", "deepspeed_packages", "deepspeed_kernel",
              "deepspeed_extra", "fairseq2_equality", "fairseq2_defaults"}  # fmt: skip
-REWRITTEN = ("decode_chain", "formats")
+KNOWN_PROBLEMS = [
+    "nvidia-h200/decode_chain: commit 4044961f5 is not in the history",
+    "nvidia-h200/formats: commit 4044961f5 is not in the history",
+    "nvidia-h200/tile_regret: was measured before its commit c2f770e5e",
+]
+"""Records of commits that were rewritten, or made after the measurement; no verdict rests on them."""
 
 
 @cache
@@ -418,9 +423,7 @@ def test_every_figure_of_the_verdicts_is_that_of_the_evidence():
 
 
 def test_provenances_agree():
-    """Three records, on which no verdict rests, name a commit that was rewritten before it was published."""
-    rewritten = [f"nvidia-h200/{name}: commit 4044961f5 is not in the history" for name in REWRITTEN]
-    assert provenance.problems() == (rewritten if provenance.has_history() else [])
+    assert provenance.problems() == (KNOWN_PROBLEMS if provenance.has_history() else [])
 
 
 def without_peers(name):

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ropelab.bench import compile_peers, fetch_peers, packages, peer_files
+from ropelab.bench import compile_peers, fetch_peers, packages
 from ropelab.bench.fetch_peers import Commit, Package
 from ropelab.study.__main__ import app
 
@@ -416,25 +416,20 @@ def test_what_was_fetched_has_the_files_that_are_loaded(entry):
         assert [file for file in entry.files if not (directory / file).is_file()] == []
 
 
-# -------------------------------------------------------------------------------------------- checksums for records
+# -------------------------------------------------------------------------------------------- hashes for records
 
 
-def test_checksums_of_the_files_that_are_loaded(tmp_path):
-    files = {"fakepeer-1.0/rope.py": b"1", "fakepeer-2.0/rope.py": b"2", "fakepeer-2.0/other.py": b"3",
-             f"commits/owner/repo/{COMMIT}/a/rope.cu": b"4", f"commits/owner/repo/{COMMIT}/a/util.h": b"5"}  # fmt: skip
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    entries = [
-        Package("fakepeer", "1.0", "", 0, WRONG, ("rope.py", "absent.py")),
-        Package("absent", "1.0", "", 0, WRONG, ("a.py",)),
-        Commit("owner/repo", COMMIT, "a", {"rope.cu": WRONG, "util.h": WRONG}),
-    ]
-    assert peer_files.checksums(entries, tmp_path) == {
-        "fakepeer 1.0: rope.py": sha256(b"1"),
-        "fakepeer 2.0: rope.py": sha256(b"2"),
-        "owner/repo at 012345678: a/rope.cu": sha256(b"4"),
-    }
+def test_what_was_asked_for_is_named_with_its_hash(tmp_path, monkeypatch):
+    entry = Package("fakepeer", "1.0", "", 0, WRONG, ("rope.py", "absent.py"))
+    monkeypatch.setattr(packages, "_entries", lambda: [entry])
+    monkeypatch.setattr(packages, "_used", {})
+    found = []
+    for content in ("1", "2"):
+        (tmp_path / entry.folder).mkdir(exist_ok=True)
+        (tmp_path / entry.folder / "rope.py").write_text(content)
+        assert packages.locate("fakepeer", "1.0", tmp_path)[0] == "1.0"
+        found.append(packages.used()["fakepeer 1.0"])
+    assert len(set(found)) == 2 and all(re.fullmatch("[0-9a-f]{16}", digest) for digest in found)
 
 
 @pytest.mark.parametrize("change", ["a file", "a new file", "a lost file", "a file of the same size and time"])

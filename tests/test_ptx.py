@@ -2,9 +2,12 @@
 
 import pytest
 
-from ropelab.bench import other_triton
+from ropelab.bench.records import ROOT
 from ropelab.bench.unavailable import Unavailable
 from tests.support import compile_for
+
+NEWEST = ROOT / "build" / "triton-3.9.0"
+"""``pip install --no-deps --target build/triton-3.9.0 triton==3.9.0`` puts the newest Triton here."""
 
 
 @pytest.mark.parametrize("target", ["80", "90", "100"])
@@ -14,9 +17,9 @@ def test_accesses_are_wide_and_registers_suffice(target):
 
 @pytest.mark.peers
 def test_the_newest_triton_makes_such_code_too():
-    if not other_triton.at_hand(other_triton.NEWEST):
-        raise Unavailable(f"Triton {other_triton.NEWEST} (python -m ropelab.bench.other_triton {other_triton.NEWEST})")
-    compile_for("100", "compile_kernel", str(other_triton.folder(other_triton.NEWEST)))
+    if not NEWEST.is_dir():
+        raise Unavailable(f"Triton in {NEWEST}")
+    compile_for("100", "compile_kernel", str(NEWEST))
 
 
 @pytest.mark.parametrize("target", ["gfx942"])

@@ -12,11 +12,10 @@ import pandas as pd
 import pytest
 import torch
 
-from ropelab.bench import imports, record_checks, records, staleness
+from ropelab.bench import record_checks, records
 from ropelab.bench.code_hash import code_hash
 from ropelab.study.engine import ledger as engine
 from ropelab.study.engine import registered
-from ropelab.study.engine.claims import documents
 from ropelab.study.engine.verdict import Outcome
 from ropelab.study.plots import registry as figures
 from ropelab.study.topics.performance import findings as family_findings
@@ -142,7 +141,8 @@ def test_every_whole_run_is_counted(copy):
         ({"columns": {"contender": 7}}, "columns contender: expected a text, got 7"),
         ({"rows": "436"}, "rows: expected an integer, got '436'"),
         ({"rows": True}, "rows: expected an integer, got True"),
-        ({"modules": []}, "modules: expected an object"),
+        ({"kernels": []}, "kernels: expected an object"),
+        ({"protocol": {"timer": "1"}}, "protocol timer: expected an integer, got '1'"),
         ({"parameters": {"seconds": "12"}}, "parameters seconds: expected a number, got '12'"),
         ({"torch": 2.11}, "torch: expected a text, got 2.11"),
         ({"study": "dense"}, "study: expected 'te_kernels', the name of the file, got 'dense'"),
@@ -236,14 +236,14 @@ def test_an_interruption_while_writing_is_noticed(written, tmp_path, monkeypatch
 @pytest.mark.process
 def test_the_first_record_of_a_run_makes_no_later_record_dirty(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "ROOT", tmp_path)
-    about = [tmp_path / name for name in ("data/measurements/a-gpu/dense.csv", "data/SHA256SUMS", "data/sources.toml")]
+    about = [tmp_path / name for name in ("data/measurements/a-gpu/dense.csv", "data/sources.toml")]
     git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b")
     for path in about:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("before")
     for command in (["init"], ["add", "."], ["commit", "-m", "all"]):
         subprocess.run([*git, *command], check=True, capture_output=True)
-    for path, dirty in zip(about, (False, False, True), strict=True):
+    for path, dirty in zip(about, (False, True), strict=True):
         path.write_text("after")
         assert records.environment()["dirty"] is dirty, path
 
@@ -415,100 +415,6 @@ def test_the_hash_of_code_depends_on_code_and_names(tmp_path):
     assert len(set(digests)) == len(digests)
     assert hashed(tmp_path, "x = 1", "y = 2") != hashed(tmp_path, "y = 2", "x = 1")
     assert hashed(tmp_path, "", name="c.py") != hashed(tmp_path, "", "")
-
-
-def test_a_comment_makes_no_record_stale(tmp_path):
-    shutil.copytree(records.KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
-    before = records.kernels_hash(tmp_path / "kernels")
-    tiles = tmp_path / "kernels" / "tiles.py"
-    tiles.write_text('"""Another docstring."""\n# A comment.\n' + tiles.read_text())
-    assert before == records.kernels_hash(tmp_path / "kernels") == records.kernels_hash()
-    tiles.write_text(tiles.read_text() + "_MORE = 1\n")
-    assert records.kernels_hash(tmp_path / "kernels") != before
-
-
-# ------------------------------------------------------------------------------------------- modules of a study
-
-TREE = {
-    "lib/__init__.py": "from lib.core import rotate\n",
-    "lib/core.py": "import math\nfrom lib import backends\nrotate = 1\n",
-    "lib/backends.py": "import importlib\ndef load(name):\n    importlib.import_module(f'lib.kernels.fast_{name}')\n",
-    "lib/kernels/__init__.py": "",
-    "lib/kernels/fast_cpu.py": "",
-    "lib/kernels/fast_gpu.py": "from . import tiles\n",
-    "lib/kernels/tiles.py": "",
-    "lib/kernels/unused.py": "",
-    "lib/study/__init__.py": "",
-    "lib/study/timer.py": "from .. import core\n",
-    "lib/study/measure.py": "def run():\n    from lib.study.timer import time\n    from .models import *\n",
-    "lib/study/models/__init__.py": "from importlib import import_module\nimport_module('lib.study.named')\n",
-    "lib/study/models/other.py": "",
-    "lib/study/named.py": "import lib.study.measure as again\n",
-    "lib/study/report.py": "import lib.study.measure\n",
-}
-
-
-@pytest.fixture
-def tree(tmp_path):
-    """A folder of modules that import each other."""
-    for name, source in TREE.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(source)
-    return tmp_path
-
-
-def test_the_modules_of_a_study_are_all_that_it_imports(tree):
-    found = imports.imported(["lib.study.measure"], tree)
-    unused = {"lib.kernels.unused", "lib.study.models.other", "lib.study.report"}
-    files = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree / name for name in TREE}
-    assert found == {name: path for name, path in files.items() if name not in unused} and list(found) == sorted(found)
-    assert imports.imported(["nowhere.to.be.found"], tree) == {}
-
-
-def test_every_kernel_belongs_to_every_study():
-    found = imports.imported(["ropelab.bench.studies"], records.ROOT)
-    kernels = {f"ropelab.kernels.{path.stem}" for path in records.KERNELS.glob("*.py") if path.stem != "__init__"}
-    assert kernels <= found.keys() and {"ropelab.kernels", "ropelab.rope", "ropelab.bench.timing"} <= found.keys()
-    assert not any(name.startswith(("ropelab.study", "tests")) for name in found)
-
-
-def test_no_measurement_imports_what_judges_it():
-    for document in documents():
-        for name in imports.imported([f"{document.package}.measure"], records.ROOT):
-            judges = name.startswith("ropelab.study.") and name.endswith(
-                (".ledger", ".judging", ".words", ".rules", ".findings", ".figures")
-            )
-            assert not judges, name
-
-
-def test_a_record_names_the_modules_that_have_changed(tree, monkeypatch):
-    monkeypatch.setattr(records, "ROOT", tree)
-    hashes = staleness.module_hashes(["lib.study.measure"], tree)
-    assert all(re.fullmatch("[0-9a-f]{16}", digest) for digest in hashes.values())
-    records.write("dense", pd.DataFrame({"median_us": [1.0]}), tree / "records", modules=hashes)
-    assert records.load("dense", tree / "records").stale == ()
-
-    (tree / "lib/kernels/unused.py").write_text("1 + 1\n")
-    (tree / "lib/core.py").write_text("# A comment.\n" + TREE["lib/core.py"])
-    record = records.load("dense", tree / "records")
-    assert record.stale == () and "recorded with" not in record.footer
-
-    (tree / "lib/study/timer.py").write_text(TREE["lib/study/timer.py"] + "WARM_UP = 1\n")
-    record = records.load("dense", tree / "records")
-    assert record.stale == ("lib.study.timer",)
-    assert record.footer.endswith(" · recorded with other code: lib.study.timer")
-    (tree / "lib/study/named.py").unlink()
-    for name in ("core", "backends"):
-        (tree / f"lib/{name}.py").write_text("rotate = 2\n")
-    record = records.load("dense", tree / "records")
-    assert record.stale == ("lib.backends", "lib.core", "lib.study.named", "lib.study.timer")
-    assert record.footer.endswith(" · recorded with other code: lib.backends, lib.core and 2 more")
-
-
-def test_other_kernels_are_said_first():
-    changed = ("ropelab.bench.timing", "ropelab.kernels.tiles")
-    assert staleness.words(changed) == staleness.words(("ropelab.kernels",)) == "kernels changed since: measure again"
-    assert staleness.words(()) == ""
 
 
 # ------------------------------------------------------------------------------------------- records of several GPUs

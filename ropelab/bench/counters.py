@@ -20,7 +20,7 @@ from unittest import mock
 import pandas as pd
 import torch
 
-from ropelab.bench import checksums, compiling, ncu, records, staleness, timing
+from ropelab.bench import compiling, ncu, records, timing
 from ropelab.bench.studies import STUDIES
 from ropelab.bench.worst_calls import OURS, described, keys, worst
 
@@ -67,17 +67,13 @@ def _record(study: str, found: pd.DataFrame, directory: Path) -> None:
     now, kept = records.environment(), pd.DataFrame()
     try:
         earlier = records.load(RECORD, directory, gpu=now["gpu"]["name"])
-        if all(earlier.provenance[name] == now[name] for name in ("commit", "kernels_sha256", "torch", "triton")):
+        if all(earlier.provenance[name] == now[name] for name in ("commit", "torch", "triton")):
             kept = earlier.frame[earlier.frame.study != study]
     except records.Unusable:
         pass
     frame = pd.concat([kept, found], ignore_index=True) if len(kept) else found
     frame = frame.sort_values("study", key=lambda names: names.map(list(OURS).index), kind="stable")
-    measuring = {module for name in frame.study.unique() for module in STUDIES[name].modules}
-    modules = staleness.module_hashes(sorted(measuring | {ncu.__name__}), records.ROOT)
-    modules |= {name: staleness.hash_of((name,), records.ROOT) for name in (__spec__.name, worst.__module__)}
-    record = records.write(RECORD, frame, directory, parameters={"smoke": False}, modules=modules)
-    checksums.update(records.files(RECORD, directory, record.provenance["gpu"]["name"]), checksums.DATA)
+    records.write(RECORD, frame, directory, parameters={"smoke": False})
     print(f"  {study}: {len(found)} calls, {found.kernels.sum()} kernels", flush=True)
 
 

@@ -13,7 +13,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -27,6 +27,10 @@ from ropelab.bench import fetch_peers
 from ropelab.bench.unavailable import Unavailable
 
 PEERS = Path(__file__).resolve().parents[2] / "build" / "peers"
+
+
+_used: dict[str, dict[str, Path]] = {}
+"""What this process has asked for, by name -> the path of each file that the project loads -> the file."""
 
 
 class NotInstalled(Unavailable, ImportError):
@@ -62,7 +66,23 @@ def locate(package: str, version: str | None = None, peers: Path = PEERS) -> tup
         raise NotInstalled(f"{package} {version or ''}".strip() + " not installed")
     if found[version].is_relative_to(peers):
         _check(package, version, peers)
+    files = [file for entry in _entries() if str(entry) == f"{package} {version}" for file in entry.files]
+    _used[f"{package} {version}"] = {file: found[version] / file for file in files}
     return version, found[version]
+
+
+def used() -> dict[str, str]:
+    """The name of each package, commit and compiled library whose code this process has asked for -> its hash.
+
+    The hash is of the files that the project loads, 16 hexadecimal digits; ``""`` for a package of the environment
+    that ``data/peers.toml`` does not have.
+    """
+    return {name: _digest(files) for name, files in sorted(_used.items())}
+
+
+def _digest(files: Mapping[str, Path]) -> str:
+    lines = "".join(f"{sha256(file)}  {path}\n" for path, file in sorted(files.items()) if file.is_file())
+    return hashlib.sha256(lines.encode()).hexdigest()[:16] if lines else ""
 
 
 @cache
@@ -112,6 +132,7 @@ def compiled(name: str, code: str) -> Path:
     expected, found = json.loads(about.read_text(encoding="utf-8"))["sha256"], sha256(path)
     if found != expected:
         raise NotInstalled(_changed(path.name, expected, found, "the file"))
+    _used[path.stem] = {path.name: path}
     return path
 
 
@@ -134,6 +155,7 @@ def file_at(repository: str, commit: str, path: str, peers: Path = PEERS) -> Pat
             expected, found = entry.sha256.get(path), hashlib.sha256(file.read_bytes()).hexdigest()
             if expected not in (None, found):
                 raise NotInstalled(_changed(f"{entry}: {path}", expected, found, "the file"))
+    _used.setdefault(f"{repository} at {commit[:9]}", {path: file})
     return file
 
 

@@ -21,14 +21,14 @@ ROWS = Path(__file__).parents[2] / "data" / "rows.toml"
 ROWS_OF = ("contender", "operator", "version", "grids", "method")
 """`ROWS` counts the rows with one value of the first of these columns that the table has, or else all rows."""
 _SHAPE: dict[str, Any] = {
-    "study": str, "utc": str, "command": str, "commit": str, "kernels_sha256": str, "torch": str, "triton": str,
-    "gpu": {"name": str}, "csv_sha256": str, "rows": int, "columns": {"*": str}, "modules": {"*": str},
-    "parameters": {"smoke": bool, "seconds": float, "seconds_alone": float}, "not_run": {"*": str},
-    "hashes": {"*": str}, "triton_launches": {"*": {"kernel": str, "code": str, "source": str, "plan": str}},
+    "study": str, "utc": str, "command": str, "commit": str, "torch": str, "triton": str, "gpu": {"name": str},
+    "csv_sha256": str, "rows": int, "columns": {"*": str}, "peers": {"*": str}, "kernels": {"*": str},
+    "protocol": {"*": int}, "not_run": {"*": str},
+    "parameters": {"smoke": bool, "seconds": float, "seconds_alone": float},
 }  # fmt: skip
 """The type of each entry of a provenance, if it has the entry; ``*`` stands for every name."""
 _WORDS = {str: "a text", int: "an integer", float: "a number", bool: "true or false", dict: "an object"}
-WRITTEN = ("utc", "command", "commit", "kernels_sha256", "gpu name")
+WRITTEN = ("utc", "command", "commit", "gpu name")
 """The entries of every provenance that a run wrote."""
 
 
@@ -116,9 +116,6 @@ def flaws(csv: Path, frame: pd.DataFrame, provenance: Mapping[str, Any]) -> Iter
     for name in frame:
         if name in expected and frame[name].notna().any() and kind(frame[name]) != expected[name]:
             yield f"column {name}: expected a {expected[name]} in every row, got {_odd(frame[name], expected[name])}"
-    launched = frame.get("triton_launches", pd.Series(dtype=str)).dropna()
-    if unknown := set(" ".join(launched).split()) - provenance.get("triton_launches", {}).keys():
-        yield f"column triton_launches: expected launches that its provenance has, got {', '.join(sorted(unknown))}"
     yield from senseless_times(frame)
     yield from other_grid(frame, provenance)
     yield from _more_time_than_the_run(frame, provenance.get("parameters") or {})

@@ -24,10 +24,8 @@ import pandas as pd
 import torch
 
 from ropelab.bench import record_checks, staleness, whole_file
-from ropelab.bench.code_hash import code_hash
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ROOT / "kernels"
 MEASUREMENTS = ROOT / "data" / "measurements"
 
 REFERENCE = "nvidia-h100-80gb-hbm3"
@@ -76,13 +74,8 @@ class Record:
 
     @property
     def stale(self) -> tuple[str, ...]:
-        """The kernels and modules whose code has changed since the measurement: see `ropelab.bench.staleness`."""
-        return staleness.stale(self.provenance, kernels_hash(), ROOT)
-
-    @property
-    def hashes_modules(self) -> bool:
-        """Whether the record has a hash of every module of its study; an older record has one hash of all kernels."""
-        return bool(self.provenance.get("modules"))
+        """What has changed since the measurement: see `ropelab.bench.staleness`."""
+        return staleness.stale(self.provenance)
 
     @property
     def footer(self) -> str:
@@ -98,36 +91,31 @@ def write(
     *,
     parameters: Mapping[str, Any] | None = None,
     peers: Mapping[str, str] | None = None,
-    peer_files: Mapping[str, str] | None = None,
     not_run: Mapping[str, str] | None = None,
-    modules: Mapping[str, str] | None = None,
-    hashes: Mapping[str, str] | None = None,
+    kernels: Mapping[str, str] | None = None,
+    protocol: Mapping[str, int] | None = None,
 ) -> Record:
     """Write a record of this machine, replacing an earlier one of the same study.
 
     Args:
         parameters: the parameters of the study.
-        peers: the name of each package that the study compares with -> the version of the package.
-        peer_files: each file of these packages that studies load -> its checksum (`ropelab.bench.peer_files`).
+        peers: the name and version of each package whose code the study ran -> the hash of its files
+            (`ropelab.bench.packages.located`).
         not_run: the name of each contender that could not run -> the reason.
-        modules: the name of each module that the study imports -> the hash of its code
-            (`ropelab.bench.staleness.module_hashes`).
-        hashes: the hash of what times, of the inputs, and of the rule of the verdicts.
+        kernels: each function that a launch reached -> the hash of its code (`ropelab.bench.reached`).
+        protocol: the numbers of the timer and of the study (`ropelab.bench.protocols`).
 
     Raises:
         ValueError: a time in the table is impossible or missing (`ropelab.bench.record_checks.senseless_times`).
     """
-    frame, launches = _collected(frame)
     provenance = {
         "study": study,
         **environment(),
         "parameters": dict(parameters or {}),
         "peers": dict(peers or {}),
-        "peer_files": dict(peer_files or {}),
         "not_run": dict(not_run or {}),
-        "modules": dict(modules or {}),
-        "hashes": dict(hashes or {}),
-        **launches,
+        "kernels": dict(kernels or {}),
+        "protocol": dict(protocol or {}),
     }
     csv, about = files(study, directory, provenance["gpu"]["name"])
     with whole_file.replacing(about) as new_about, whole_file.replacing(csv) as new_csv:
@@ -136,18 +124,8 @@ def write(
         if flaws := list(record_checks.senseless_times(read)):
             raise ValueError(f"{study}: {'; '.join(flaws)}")
         provenance |= record_checks.described(new_csv, read)
-        new_about.write_text(json.dumps(provenance, indent=2, default=str) + "\n", encoding="utf-8")
+        new_about.write_text(json.dumps(provenance, indent=1, default=str) + "\n", encoding="utf-8")
     return Record(study, frame, provenance)
-
-
-def _collected(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table with the names of the launches of a row, and the launches by name: see `ropelab.bench.launched`."""
-    if "triton_launches" not in frame:
-        return frame, {}
-    from ropelab.bench import launched  # imports Triton
-
-    frame, notes = launched.collected(frame)
-    return frame, {"triton_launches": notes}
 
 
 def files(study: str, directory: Path, gpu: str) -> tuple[Path, Path]:
@@ -254,7 +232,6 @@ def environment() -> dict[str, Any]:
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": without_folders(" ".join([Path(sys.executable).name, *sys.orig_argv[1:]])),
         **_commit(),
-        "kernels_sha256": kernels_hash(),
         "gpu": _gpu(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "none",
@@ -262,11 +239,6 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
     }
-
-
-def kernels_hash(folder: Path = KERNELS) -> str:
-    """The hash of the kernels' code; a change of their comments and docstrings does not change it."""
-    return code_hash(folder.glob("*.py"), folder.parent)
 
 
 def slug(gpu: str) -> str:
@@ -325,8 +297,8 @@ def _commit() -> dict[str, str | bool]:
     if commit is None:
         # In a copy without history, for example in a container, GIT_COMMIT can name the commit.
         return {"commit": os.environ.get("GIT_COMMIT", UNKNOWN), "dirty": UNKNOWN}
-    # Records and their checksums do not count. Otherwise the first record of a run would make all later ones dirty.
-    counted = (".", ":!data/measurements", ":!data/SHA256SUMS")
+    # Records do not count. Otherwise the first record of a run would make all later ones dirty.
+    counted = (".", ":!data/measurements")
     changes = _run("git", "-C", str(ROOT), "status", "--porcelain", "--", *counted)
     return {"commit": commit, "dirty": UNKNOWN if changes is None else bool(changes)}
 

@@ -8,13 +8,12 @@ affects all contenders alike.
 The graphs share their memory. No two of them run at once, and nothing reads a result after the replay.
 """
 
-import json
 import math
 import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
@@ -23,7 +22,6 @@ import pandas as pd
 import torch
 
 from ropelab.bench import garbage, gpu_memory
-from ropelab.kernels import HAS_TRITON
 
 Call = Callable[[], object]
 
@@ -69,44 +67,27 @@ def gpu_times(
 
     Returns:
         A row for each contender: contender, status (``"ok"`` or ``"failed: <reason>"``), median_us, q20_us and
-        q80_us (microseconds per call), samples, and triton_launches: the Triton kernels that the contender launched
-        while it was prepared, as the notes of `ropelab.bench.launched` in JSON.
+        q80_us (microseconds per call), and samples.
     """
     stream, memory = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
     graphs: dict[str, _Graph] = {}
-    status, launches = dict.fromkeys(contenders, "ok"), dict.fromkeys(contenders, "")
+    status = dict.fromkeys(contenders, "ok")
     for name, prepare in contenders.items():
         try:
-            with _noted() as notes:
-                graphs[name] = _graph(prepare, stream, memory, graph_ms)
-            launches[name] = _written(notes)
+            graphs[name] = _graph(prepare, stream, memory, graph_ms)
         except Exception as error:  # one contender that fails must not end the run
             status[name] = failure(error)
             memory = torch.cuda.graph_pool_handle()  # a capture that failed may not have left its pool
     samples = _replay(graphs, stream, rounds, random.Random(seed))
-    return _table(status, samples, launches)
+    return _table(status, samples)
 
 
-def _table(status: Mapping[str, str], samples: Mapping[str, Sequence[float]], launches: Mapping[str, str]):
+def _table(status: Mapping[str, str], samples: Mapping[str, Sequence[float]]) -> pd.DataFrame:
     rows = [
         {"contender": name, "status": outcome, **(summarize(samples[name]) if name in samples else {})}
-        | {"triton_launches": launches[name]}
         for name, outcome in status.items()
     ]
-    return pd.DataFrame(rows, columns=["contender", "status", *QUANTILES, "samples", "triton_launches"])
-
-
-def _noted() -> AbstractContextManager[Mapping[str, dict]]:
-    """Note the Triton kernels that calls launch: see `launched.noted`."""
-    if not HAS_TRITON:
-        return nullcontext({})
-    from ropelab.bench import launched  # imports Triton
-
-    return launched.noted()
-
-
-def _written(notes: Mapping[str, dict]) -> str:
-    return json.dumps([*notes.values()]) if notes else ""
+    return pd.DataFrame(rows, columns=["contender", "status", *QUANTILES, "samples"])
 
 
 def gpu_us(call: Call) -> float:
@@ -229,15 +210,14 @@ def host_times(
         The columns of `gpu_times`, in microseconds of host time per call.
     """
     calls: dict[str, Call] = {}
-    status, launches = dict.fromkeys(contenders, "ok"), dict.fromkeys(contenders, "")
+    status = dict.fromkeys(contenders, "ok")
     for name, prepare in contenders.items():
         try:
-            with _noted() as notes:
-                call = prepare()
-                for _ in range(batch):
-                    call()
+            call = prepare()
+            for _ in range(batch):
+                call()
             _synchronize()
-            calls[name], launches[name] = call, _written(notes)
+            calls[name] = call
         except Exception as error:  # one contender that fails must not end the run
             status[name] = failure(error)
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -252,7 +232,7 @@ def host_times(
                 for _ in range(batch):
                     call()
                 samples[name].append((time.perf_counter_ns() - start) / 1000 / batch)
-    return _table(status, samples, launches)
+    return _table(status, samples)
 
 
 @contextmanager
@@ -294,7 +274,7 @@ def _called(contenders: Mapping[str, Callable[[], Sequence[Call] | Call]], **opt
         except Exception as error:  # one contender that fails must not end the run
             status[name] = failure(error)
     samples = {name: [1.0] for name, outcome in status.items() if outcome == "ok"}
-    return _table(status, samples, dict.fromkeys(contenders, ""))
+    return _table(status, samples)
 
 
 def _synchronize() -> None:

@@ -62,7 +62,7 @@ class Shown:
         days = sorted(record.provenance["utc"][:10] for record in found)
         span = " to ".join(dict.fromkeys((days[0], days[-1])))
         told = f"The records are of an **{gpu}**, {span}, {listed(versions)}."
-        if old := [record.study for record in found if any(map(staleness.is_of_kernels, record.stale))]:
+        if old := [record.study for record in found if staleness.of_kernels(record.stale)]:
             told += (
                 f" Kernels have changed since these: {listed(f'`{name}`' for name in old)}. The times are those of the "
                 "kernels of their day, and today's kernels may be faster or slower: "

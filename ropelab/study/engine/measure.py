@@ -5,14 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropelab.bench import checksums, packages, peer_files, peers, record_checks, records, staleness
+from ropelab.bench import peers, protocols, reached, record_checks, records
 from ropelab.bench.study import GIB, Study
 from ropelab.study.engine import expected, registered, schedule, unfinished
 from ropelab.study.engine.outcome import JobResult
 
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
-_RULE = tuple(f"ropelab.study.engine.{name}" for name in ("comparisons", "judging", "noise"))
-"""The modules that lead from a record to a verdict."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def measure(
             missing.setdefault(outcome.reason, []).append(outcome.study)
         else:
             try:
-                _record(known[outcome.study], outcome, directory, smoke=smoke, not_run=not_run)
+                _record(outcome.study, outcome, directory, smoke=smoke, not_run=not_run)
             except ValueError as error:
                 print(error, file=sys.stderr, flush=True)
                 broken.append(outcome.study)
@@ -100,32 +98,20 @@ def measure(
     return Measured(list(run.done), missing, broken)
 
 
-def _record(study: Study, outcome: JobResult, directory: Path, *, smoke: bool, not_run: Mapping[str, str]) -> None:
-    """Write the record of a study, and its checksums if it lies under ``data``."""
-    record = records.write(
-        outcome.study,
+def _record(study: str, outcome: JobResult, directory: Path, *, smoke: bool, not_run: Mapping[str, str]) -> None:
+    """Write the record of a study."""
+    records.write(
+        study,
         outcome.found,
         directory,
         parameters={"smoke": smoke, **outcome.parameters},
-        peers=_versions(),
-        peer_files=peer_files.checksums(),
+        peers=outcome.peers,
         not_run=not_run,
-        modules=staleness.module_hashes(study.modules, records.ROOT),
-        hashes={
-            "timer": staleness.hash_of(("ropelab.bench.timing",), records.ROOT),
-            "inputs": staleness.hash_of(("ropelab.bench.workloads", *study.modules), records.ROOT),
-            "rule": staleness.hash_of(_RULE, records.ROOT),
-        },
+        kernels=reached.reached(outcome.kernels),
+        protocol=protocols.numbers(study),
     )
-    checksums.update(records.files(outcome.study, directory, record.provenance["gpu"]["name"]), checksums.DATA)
 
 
 def _beyond(study: Study, outcome: JobResult) -> str:
     took, declared = outcome.gpu_bytes_beside, study.gpu_bytes
     return f" (took {took / GIB:.1f} GiB untimed, {declared / GIB:.1f} are declared)" if took > declared else ""
-
-
-def _versions() -> dict[str, str]:
-    """Package -> its versions at hand, for the packages that the study compares with."""
-    names = sorted({peer.package for peer in _PEERS if peer.package})
-    return {name: ", ".join(packages.installations(name)) for name in names}

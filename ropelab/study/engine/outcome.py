@@ -4,13 +4,13 @@ import contextlib
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
 
-from ropelab.bench import gpu_memory
+from ropelab.bench import gpu_memory, packages, reached
 from ropelab.bench.unavailable import Unavailable
 
 
@@ -25,6 +25,8 @@ class JobResult:
         seconds, gpu_bytes: the time of the study, and the memory that torch reserved, while its calls were timed.
         seconds_beside, gpu_bytes_beside: the same for its compilation and for what measures no time.
         whole: whether the study has ended; its table grows otherwise.
+        kernels: the kernels of this project that ran (`ropelab.bench.reached.noted`).
+        peers: the packages whose code was asked for, and their hashes (`ropelab.bench.packages.used`).
     """
 
     study: str
@@ -36,6 +38,8 @@ class JobResult:
     gpu_bytes: int = 0
     gpu_bytes_beside: int = 0
     whole: bool = True
+    kernels: frozenset[str] = frozenset()
+    peers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -62,21 +66,23 @@ def growing(study: str, function: Callable[[], Any]) -> Iterator[JobResult]:
     def outcome(whole: bool) -> JobResult:
         reserved = getattr(found, "attrs", {}).get("gpu_bytes", 0) or gpu_memory.peak_reserved()
         seconds = time.monotonic() - started
-        return JobResult(study, found, reason, error, seconds=seconds, gpu_bytes=reserved, whole=whole)
+        ran = {"kernels": frozenset(kernels), "peers": packages.used()}
+        return JobResult(study, found, reason, error, seconds=seconds, gpu_bytes=reserved, whole=whole, **ran)
 
-    try:
-        made = function()
-        for found in made if isinstance(made, Iterator) else (made,):
-            if made is not found:
-                yield outcome(whole=False)
-    except Unavailable as unavailable:
-        reason = str(unavailable)
-    except Exception as raised:
-        if isinstance(raised, ModuleNotFoundError) and raised.name and "." not in raised.name:
-            reason = f"{raised.name} not installed"
-        else:
-            error = traceback.format_exc()
-    yield outcome(whole=True)
+    with reached.noted() as kernels:
+        try:
+            made = function()
+            for found in made if isinstance(made, Iterator) else (made,):
+                if made is not found:
+                    yield outcome(whole=False)
+        except Unavailable as unavailable:
+            reason = str(unavailable)
+        except Exception as raised:
+            if isinstance(raised, ModuleNotFoundError) and raised.name and "." not in raised.name:
+                reason = f"{raised.name} not installed"
+            else:
+                error = traceback.format_exc()
+        yield outcome(whole=True)
 
 
 def beside_others(study: str, function: Callable[[], Any]) -> JobResult:

@@ -8,11 +8,12 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ropelab.bench import fetch_peers, record_checks, records, staleness
+from ropelab.bench import fetch_peers, reached, record_checks, records
 
 FACTS = ("name", "sm_count", "memory_bytes", "capability")
 """The facts of a GPU that are the same in all records of a folder."""
@@ -67,27 +68,22 @@ def _copies(found: dict[Path, Any]) -> Iterator[str]:
 
 
 def _peers(found: dict[Path, Any]) -> Iterator[str]:
-    """Packages and files stand in the list of peers, and a file has one checksum in all records.
+    """Packages and commits stand in the list of peers, and have one hash in all records.
 
-    Libraries are compiled or cut anew for a machine, and have a checksum of their own each time.
+    Libraries are compiled or cut for a machine. Packages of the environment are in no list.
     """
-    listed, seen = {}, {}
-    versions = {name: set(ran) for name, ran in fetch_peers.engines().items()}
+    listed = {name: {f"{name} {version}" for version in ran} for name, ran in fetch_peers.engines().items()}
+    seen: dict[str, str] = {}
     for entry in fetch_peers.read_list():
-        if isinstance(entry, fetch_peers.Commit):
-            listed |= {f"{entry}: {file}": digest for file, digest in entry.sha256.items()}
-        else:
-            versions.setdefault(entry.name, set()).add(entry.version)
+        listed.setdefault(entry.name, set()).add(str(entry))
+        if entry.large:
+            seen[str(entry)] = ""
     for path, about in found.items():
-        for file, digest in (about.get("peer_files") or {}).items():
-            if file.endswith(".so"):
-                continue
-            if listed.get(file, digest) != digest or seen.setdefault(file, digest) != digest:
-                yield f"{_name(path)}: {file}: has another checksum elsewhere"
-        for name, found_versions in (about.get("peers") or {}).items():
-            here = {*filter(None, found_versions.split(", "))}
-            if other := here - versions.get(name, here):
-                yield f"{_name(path)}: {name} {', '.join(sorted(other))} is not in the list of peers"
+        for name, digest in (about.get("peers") or {}).items():
+            if (package := name.partition(" ")[0]) in listed and name not in listed[package]:
+                yield f"{_name(path)}: {name} is not in the list of peers"
+            if package in listed and digest and seen.setdefault(name, digest) not in ("", digest):
+                yield f"{_name(path)}: {name}: has another checksum elsewhere"
 
 
 def has_history() -> bool:
@@ -96,7 +92,7 @@ def has_history() -> bool:
 
 
 def _commits(found: dict[Path, Any]) -> Iterator[str]:
-    """The commit is one of this history, and has the code whose hashes the record has.
+    """The commit is one of this history, is older than the record, and has the kernels whose hashes the record has.
 
     A checkout without the whole history says nothing.
     """
@@ -111,20 +107,21 @@ def _commits(found: dict[Path, Any]) -> Iterator[str]:
 
 
 def _other_code(commit: str, found: dict[Path, Any]) -> Iterator[str]:
-    root = Path(_checkout(commit).name)
-    kernels = records.kernels_hash(root / "kernels")
+    kernels = Path(_checkout(commit).name) / "kernels"
+    made = int(_git("show", "--no-patch", "--format=%ct", commit)[1])
     for path, about in found.items():
-        changed = staleness.changed_modules(about.get("modules") or {}, root)
-        if changed or about["kernels_sha256"] != kernels:
-            names = ", ".join(changed) or "a kernel"
-            yield f"{_name(path)}: {names}: the hash is not that of commit {commit[:9]}"
+        noted = about.get("kernels") or {}
+        if differing := sorted(set(noted.items()) ^ set(reached.reached(noted, kernels).items())):
+            yield f"{_name(path)}: {differing[0][0]}: the hash is not that of commit {commit[:9]}"
+        if datetime.fromisoformat(about["utc"]).timestamp() < made:
+            yield f"{_name(path)}: was measured before its commit {commit[:9]}"
 
 
 @cache
 def _checkout(commit: str) -> tempfile.TemporaryDirectory[str]:
-    """The code of a commit, in a folder that lasts as long as the process."""
+    """The kernels of a commit, in a folder that lasts as long as the process."""
     folder = tempfile.TemporaryDirectory()
-    with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, "ropelab", "kernels")[1])) as archive:
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, "kernels")[1])) as archive:
         archive.extractall(folder.name, filter="tar")
     return folder
 

@@ -67,6 +67,8 @@ def _added(before: JobResult | None, outcome: JobResult) -> JobResult:
         found=outcome.found if before.found is None else before.found,
         seconds_beside=before.seconds_beside + outcome.seconds_beside,
         gpu_bytes_beside=max(before.gpu_bytes_beside, outcome.gpu_bytes_beside),
+        kernels=before.kernels | outcome.kernels,
+        peers={**before.peers, **outcome.peers},
     )
 
 

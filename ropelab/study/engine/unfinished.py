@@ -46,7 +46,7 @@ def resume(build: Path, results: Mapping[str, Path], **more: Any) -> Run:
     """
     here = records.environment()
     identity = {
-        "code": hashlib.sha256(library_hash().encode() + here["kernels_sha256"].encode()).hexdigest(),
+        "code": library_hash(),
         "gpu": here["gpu"]["name"], "torch": here["torch"], "triton": here["triton"], "results": list(results), **more,
     }  # fmt: skip
     name = hashlib.sha256(json.dumps([list(results), more.get("smoke")]).encode()).hexdigest()[:8]
@@ -60,9 +60,9 @@ def resume(build: Path, results: Mapping[str, Path], **more: Any) -> Run:
     return run
 
 
-def library_hash(folder: Path = LIBRARY) -> str:
-    """The hash of the library's code, without the kernels: `Path.rglob` does not follow the link to them."""
-    return code_hash(folder.rglob("*.py"), folder)
+def library_hash(root: Path = records.ROOT) -> str:
+    """The hash of the code of the library and of the kernels; `Path.rglob` does not follow the link to these."""
+    return code_hash([*(root / "ropelab").rglob("*.py"), *(root / "kernels").glob("*.py")], root)
 
 
 def _is(result: Path, digest: str) -> bool:

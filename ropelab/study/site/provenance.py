@@ -8,7 +8,7 @@ from datetime import datetime
 
 import torch
 
-from ropelab.bench import records, staleness
+from ropelab.bench import records
 from ropelab.study.plots import registry as figures
 
 
@@ -17,8 +17,8 @@ def provenance(where: records.Selection, measured: Collection[str] = ()) -> tupl
 
     Returns:
         Two lists. The first has a row for each record: study, figures (the names of those that draw it), source (when
-        and where it was measured, or why it cannot be believed), now (whether this run measured it) and stale (the code
-        that has changed since). The second has a line for each figure that cannot be drawn.
+        and where it was measured, or why it cannot be believed), now (whether this run measured it) and stale (what
+        has changed since). The second has a line for each figure that cannot be drawn.
     """
     rows, damaged = [], []
     drawn = defaultdict(list)
@@ -43,11 +43,9 @@ def provenance(where: records.Selection, measured: Collection[str] = ()) -> tupl
 
 
 def changed_code(record: records.Record) -> str:
-    """The modules whose code has changed since the record was measured, by name."""
-    if record.hashes_modules:
-        return ", ".join(record.stale) or "none"
-    kernels = ", ".join(record.stale) or f"none of {staleness.KERNELS}"
-    return f"{kernels}; recorded before the other modules were hashed"
+    """What has changed since the record was measured, by name."""
+    unknown = "" if record.provenance.get("kernels") else "its launches were not noted"
+    return ", ".join(record.stale) or unknown or "nothing"
 
 
 def origin() -> list[str]:

@@ -11,7 +11,7 @@ import pandas as pd
 from markupsafe import Markup
 from pygments.formatters import HtmlFormatter
 
-from ropelab.bench import checksums, records, whole_file
+from ropelab.bench import records, whole_file
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine.findings import WAYS, counted
 from ropelab.study.engine.ledger import disagreements, tally
@@ -41,9 +41,9 @@ def write(
         measured: the studies that were measured in this run.
 
     Returns:
-        A line for each thing that a reader of the report will miss: formulas left as text, a ledger that failed, a
-        record that cannot be believed, or a file of evidence that does not match its checksum. There is also a line for
-        each page that is larger than `LARGEST_PAGE`, and for a site that is larger than `LARGEST_SITE`.
+        A line for each thing that a reader of the report will miss: formulas left as text, a ledger that failed, or a
+        record that cannot be believed. There is also a line for each page that is larger than `LARGEST_PAGE`, and for a
+        site that is larger than `LARGEST_SITE`.
     """
     where = records.selection(where)
     chapters = [chapter(run) for run in runs]
@@ -52,7 +52,7 @@ def write(
         ledgers = [ledger(document, where) for document in documents.documents()]
     problems += [one.trouble for one in ledgers if one.trouble]
     sources, damaged = provenance(where, measured)
-    problems += [*damaged, *(f"data/{line}" for line in checksums.differences(checksums.DATA))]
+    problems += damaged
     overviews = [
         guide.Page("ledger.html", "Ledger of claims", "Court", [(one.key, one.document) for one in ledgers]),
         guide.Page("findings.html", "All findings", "Book"),

@@ -180,7 +180,6 @@ def _timed(found: list[dict], calls: Mapping[str, Callable], case: Caller, direc
         if row["status"] == "ok":
             row |= _on_the_gpu(calls[name]()[0])
             row |= {"median_us": times.median_us[name], "fraction_of_copy": copy_us / times.median_us[name]}
-            row |= {"triton_launches": times.triton_launches[name]}
     return found
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ropelab.bench import checksums, whole_file
+from ropelab.bench import whole_file
+from ropelab.bench.records import ROOT
 from ropelab.bench.subjects import CONTENDERS
 from ropelab.conformance.declared import Declaration, declare
 from ropelab.conformance.faults import CONTROLS, FAULTS
@@ -29,7 +30,7 @@ from ropelab.study.topics.conformance.blind import BLIND
 from ropelab.study.topics.conformance.injected import INJECTED, Injected
 from ropelab.study.topics.conformance.mutations import drawn
 
-FOLDER = checksums.DATA / "identification"
+FOLDER = ROOT / "data" / "identification"
 PAIRS = 200
 SECONDS = 30.0
 """The limit of CPU time for each function."""

@@ -1,0 +1,124 @@
+"""A record is old when a kernel that it launched, a peer that it timed or its protocol changed, else not."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from ropelab.bench import fetch_peers, protocols, reached, records, staleness
+
+KERNELS = records.ROOT / "kernels"
+ROTATE, NORM = "rotate_triton._rotate_kernel", "qk_norm_triton._qk_norm_rope_kernel"
+
+
+@pytest.fixture
+def kernels(tmp_path):
+    """A copy of the kernels."""
+    return shutil.copytree(KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def edited(kernels, file, old, new):
+    text = (kernels / file).read_text()
+    assert old in text
+    (kernels / file).write_text(text.replace(old, new, 1))
+
+
+def changed(kernel, kernels):
+    return reached.changed(reached.reached([kernel]), {}, kernels)
+
+
+@pytest.mark.parametrize(
+    "file, old, new, expected",
+    [
+        ("rotate_triton.py", "def _rotate_kernel(", "# A comment.\ndef _rotate_kernel(", []),
+        ("rotate_triton.py", "import triton\n", "import triton\n\n_MORE = 1\n", []),
+        ("qk_norm_triton.py", "eps", "epsilon", []),
+        ("rotate_triton.py", "def _rotate_kernel(", "def _rotate_kernel(more, ", [ROTATE]),
+        ("stages_triton.py", "def turn(", "def turn(more, ", ["stages_triton.turn"]),
+        ("stages_triton.py", "def turn(", "def turned(", ["stages_triton.turn"]),
+    ],
+    ids=["a comment", "a constant beside it", "another kernel", "the kernel", "a function that it calls", "it is gone"],
+)
+def test_a_kernel_has_changed_where_its_own_code_has(file, old, new, expected, kernels):
+    edited(kernels, file, old, new)
+    assert changed(ROTATE, kernels) == expected
+
+
+def test_a_kernel_reaches_what_it_calls_and_the_constants_that_it_names():
+    found = reached.reached([ROTATE, NORM])
+    assert found == reached.reached([ROTATE]) | reached.reached([NORM])
+    assert {ROTATE, NORM, "stages_triton.turn", "place_triton.TableRows"} <= found.keys()
+    assert "float8_triton._BEYOND" in reached.reached(["paged_cache_triton._paged_cache_kernel"])
+    assert not any(name.startswith(("launch.", "tiles.")) for name in found)  # host code chooses, and is not launched
+    assert reached.reached(["rotate_triton.nothing"]) == {"rotate_triton.nothing": ""}
+
+
+def test_code_that_compiles_to_the_same_machine_code_is_no_change():
+    noted = reached.reached([ROTATE])
+    before = noted | {ROTATE: "0" * 16}
+    assert reached.changed(before, {}) == [ROTATE] and reached.changed(before, {ROTATE: ["0" * 16]}) == []
+    gone = noted | {"stages_triton.gone": "0" * 16}
+    assert reached.changed(gone, {"stages_triton.gone": ["0" * 16]}) == ["stages_triton.gone"]
+
+
+def test_a_record_is_old_by_its_kernels_its_peers_and_its_protocol():
+    (peer, *_) = [entry for entry in fetch_peers.read_list() if isinstance(entry, fetch_peers.Package)]
+    about = {
+        "study": "dense", "kernels": reached.reached([ROTATE]), "peers": {str(peer): "", "transformers 1.0": ""},
+        "protocol": protocols.numbers("dense"),
+    }  # fmt: skip
+    assert staleness.stale(about) == ()
+    assert staleness.stale(about | {"kernels": {ROTATE: "0" * 16}}) == (f"kernels.{ROTATE}",)
+    assert staleness.stale(about | {"peers": {f"{peer.name} 0.0.1": ""}}) == (f"{peer.name} 0.0.1",)
+    assert staleness.stale(about | {"protocol": {"timer": 0, "study": 1}}) == ("the timer (0, today 1)",)
+    assert staleness.of_kernels(staleness.stale(about | {"kernels": {ROTATE: "0" * 16}})) == [f"kernels.{ROTATE}"]
+
+
+def test_the_measuring_code_is_that_of_the_protocols():
+    """Whoever changes the timer or a study decides whether the records stay what they are."""
+    known, today = protocols.read()["protocol"], protocols.hashes()
+    assert known.keys() == today.keys()
+    other = [name for name, digest in today.items() if known[name]["code"] != digest]
+    assert not other, (
+        f"{', '.join(other)}: the measuring code has changed. Either raise the number in data/protocols.toml, and the "
+        f"records become old; or state that their numbers stay: python -m ropelab.bench.protocols {' '.join(other)}"
+    )
+
+
+def test_hashes_are_written_and_numbers_stay(tmp_path, monkeypatch):
+    file = tmp_path / "protocols.toml"
+    file.write_text('# Head\n\n[protocol]\ntimer = { number = 3, code = "0" }\n\n[same_code]\n"a.b" = ["1"]\n')
+    monkeypatch.setattr(protocols, "LIST", file)
+    protocols.read.cache_clear()
+    protocols.write("timer", "dense")
+    protocols.read.cache_clear()
+    found, today = protocols.read(), protocols.hashes()
+    assert found["protocol"]["timer"] == {"number": 3, "code": today["timer"]}
+    assert found["protocol"]["dense"] == {"number": 1, "code": today["dense"]}
+    assert found["same_code"] == {"a.b": ["1"]} and file.read_text().startswith("# Head\n")
+    monkeypatch.undo()
+    protocols.read.cache_clear()
+
+
+def test_the_committed_records_know_their_code():
+    for path in sorted(records.MEASUREMENTS.glob("*/*.json")):
+        about = json.loads(path.read_text())
+        if not about.get("hand_written"):
+            assert about["protocol"] and {"kernels", "peers", "csv_sha256"} <= about.keys(), path
+            assert path.stat().st_size < 10_000, path
+    assert not any(records.load(study, gpu=records.REFERENCE).stale for study in ("dense", "projection", "paged_cache"))
+
+
+@pytest.mark.gpu
+def test_the_kernels_of_a_process_are_noted():
+    program = (
+        "import torch; from ropelab.bench import reached\n"
+        "from ropelab import apply_rope, rotary_table\n"
+        "q = torch.randn(1, 64, 4, 64, device='cuda'); cos, sin = rotary_table(64, 64, base=1e4, device='cuda')\n"
+        "with reached.noted() as kernels: apply_rope(q, q, cos=cos, sin=sin)\n"
+        "print(sorted(kernels))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"['{ROTATE}']"
