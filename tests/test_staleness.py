@@ -93,11 +93,11 @@ def test_hashes_are_written_and_numbers_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(protocols, "LIST", file)
     protocols.read.cache_clear()
     protocols.write("timer", "dense")
-    protocols.read.cache_clear()
+    protocols.add_same_code({"a.b": "2", "c.d": "3"})
     found, today = protocols.read(), protocols.hashes()
     assert found["protocol"]["timer"] == {"number": 3, "code": today["timer"]}
     assert found["protocol"]["dense"] == {"number": 1, "code": today["dense"]}
-    assert found["same_code"] == {"a.b": ["1"]} and file.read_text().startswith("# Head\n")
+    assert found["same_code"] == {"a.b": ["1", "2"], "c.d": ["3"]} and file.read_text().startswith("# Head\n")
     monkeypatch.undo()
     protocols.read.cache_clear()
 

@@ -6,6 +6,7 @@ hash, and somebody decides: raise the number (records become old), or write the 
     python -m ropelab.bench.protocols dense lengths     # writes the hashes of today's code for these studies
 """
 
+import json
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -61,11 +62,24 @@ def write(*names: str) -> None:
         raise SystemExit(f"protocols: expected {TIMER} or studies, got {', '.join(sorted(unknown))}")
     for name in names:
         known[name] = {"number": known.get(name, {}).get("number", 1), "code": today[name]}
-    head, _, rest = LIST.read_text(encoding="utf-8").partition("[protocol]\n")
-    _, mark, same = rest.partition("[same_code]\n")
+    _written(known, same_code())
+
+
+def add_same_code(hashes: Mapping[str, str]) -> None:
+    """Add an earlier hash of functions whose machine code is today's: ``python -m tests.same_code`` finds them."""
+    same = {name: [*found] for name, found in same_code().items()}
+    for name, digest in hashes.items():
+        same[name] = sorted({*same.get(name, ()), digest})
+    _written(read()["protocol"], same)
+
+
+def _written(known: Mapping[str, Any], same: Mapping[str, list[str]]) -> None:
+    head, mark, _ = LIST.read_text(encoding="utf-8").partition("[protocol]\n")
     order = sorted(known, key=lambda name: (name != TIMER, name))
     lines = [f'{name} = {{ number = {known[name]["number"]}, code = "{known[name]["code"]}" }}\n' for name in order]
-    LIST.write_text(f"{head}[protocol]\n{''.join(lines)}\n{mark}{same}", encoding="utf-8")
+    equal = [f'"{name}" = {json.dumps(found)}\n' for name, found in sorted(same.items())]
+    LIST.write_text(f"{head}{mark}{''.join(lines)}\n[same_code]\n{''.join(equal)}", encoding="utf-8")
+    read.cache_clear()
 
 
 if __name__ == "__main__":
