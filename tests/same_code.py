@@ -19,8 +19,9 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from ropelab.bench import protocols, reached
+from ropelab.bench import reached
 from ropelab.bench.records import ROOT
+from ropelab.study.engine import measuring_code
 
 MODULES = ("compile_kernel", "compile_latent", "compile_paged_cache", "compile_block_scales", "compile_projection")
 CAPABILITY = "90"
@@ -75,7 +76,7 @@ def main(commit: str) -> None:
         names = {kernel for kernel, _ in today}
         old, new = reached.reached(names, then / "kernels"), reached.reached(names)
     same = {name: digest for name, digest in old.items() if name in new and new[name] != digest}
-    protocols.add_same_code(same)
+    measuring_code.add_same_code(same)
     print(f"same_code: {len(today)} launches as at {commit}; {', '.join(same) or 'no function has changed'}")
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from ropelab.bench import fetch_peers, protocols, reached, records, staleness
+from ropelab.study.engine import measuring_code
 
 KERNELS = records.ROOT / "kernels"
 ROTATE, NORM = "rotate_triton._rotate_kernel", "qk_norm_triton._qk_norm_rope_kernel"
@@ -78,12 +79,13 @@ def test_a_record_is_old_by_its_kernels_its_peers_and_its_protocol():
 
 def test_the_measuring_code_is_that_of_the_protocols():
     """Whoever changes the timer or a study decides whether the records stay what they are."""
-    known, today = protocols.read()["protocol"], protocols.hashes()
+    known, today = protocols.read()["protocol"], measuring_code.hashes()
     assert known.keys() == today.keys()
     other = [name for name, digest in today.items() if known[name]["code"] != digest]
+    command = f"python -m {measuring_code.__name__} {' '.join(other)}"
     assert not other, (
         f"{', '.join(other)}: the measuring code has changed. Either raise the number in data/protocols.toml, and the "
-        f"records become old; or state that their numbers stay: python -m ropelab.bench.protocols {' '.join(other)}"
+        f"records become old; or state that their numbers stay: {command}"
     )
 
 
@@ -92,9 +94,9 @@ def test_hashes_are_written_and_numbers_stay(tmp_path, monkeypatch):
     file.write_text('# Head\n\n[protocol]\ntimer = { number = 3, code = "0" }\n\n[same_code]\n"a.b" = ["1"]\n')
     monkeypatch.setattr(protocols, "LIST", file)
     protocols.read.cache_clear()
-    protocols.write("timer", "dense")
-    protocols.add_same_code({"a.b": "2", "c.d": "3"})
-    found, today = protocols.read(), protocols.hashes()
+    measuring_code.write("timer", "dense")
+    measuring_code.add_same_code({"a.b": "2", "c.d": "3"})
+    found, today = protocols.read(), measuring_code.hashes()
     assert found["protocol"]["timer"] == {"number": 3, "code": today["timer"]}
     assert found["protocol"]["dense"] == {"number": 1, "code": today["dense"]}
     assert found["same_code"] == {"a.b": ["1", "2"], "c.d": ["3"]} and file.read_text().startswith("# Head\n")

@@ -23,5 +23,6 @@ Checks on the evidence:
 How the study runs:
 
 - `measure`, `unfinished`: every study on the GPU at hand, also after an interruption
+- `measuring_code`: the hashes beside the numbers of protocols
 - `runner`, `parameters`, `findings`, `claims_view`: the notebooks
 """

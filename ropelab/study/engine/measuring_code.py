@@ -1,0 +1,56 @@
+"""Hash the code that measures, and write the hashes into ``data/protocols.toml`` beside the numbers.
+
+python -m ropelab.study.engine.measuring_code dense lengths     # for these studies, as their code is today
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ropelab.bench import protocols
+from ropelab.bench.code_hash import DIGITS, code_hash
+from ropelab.bench.records import ROOT
+from ropelab.study.engine.registered import all_studies
+
+_TIMER = ("bench/timing.py", "bench/workloads.py", "bench/copies.py")
+"""The code that times every study, and makes its inputs."""
+
+
+def hashes() -> dict[str, str]:
+    """``"timer"`` and each study -> the hash of its code of today."""
+    found = {protocols.TIMER: [ROOT / "ropelab" / name for name in _TIMER]}
+    for name, study in sorted(all_studies().items()):
+        found[name] = [ROOT / f"{module.replace('.', '/')}.py" for module in study.modules]
+    return {name: code_hash(paths, ROOT)[:DIGITS] for name, paths in found.items()}
+
+
+def write(*names: str) -> None:
+    """Write the hashes of today's code for these studies, and the number 1 for a study that has none."""
+    known, today = dict(protocols.read()["protocol"]), hashes()
+    if unknown := set(names) - today.keys():
+        raise SystemExit(f"protocols: expected {protocols.TIMER} or studies, got {', '.join(sorted(unknown))}")
+    for name in names:
+        known[name] = {"number": known.get(name, {}).get("number", 1), "code": today[name]}
+    _written(known, protocols.same_code())
+
+
+def add_same_code(hashes: Mapping[str, str]) -> None:
+    """Add an earlier hash of functions whose machine code is today's: ``python -m tests.same_code`` finds them."""
+    same = {name: [*found] for name, found in protocols.same_code().items()}
+    for name, digest in hashes.items():
+        same[name] = sorted({*same.get(name, ()), digest})
+    _written(protocols.read()["protocol"], same)
+
+
+def _written(known: Mapping[str, Any], same: Mapping[str, list[str]]) -> None:
+    head, mark, _ = protocols.LIST.read_text(encoding="utf-8").partition("[protocol]\n")
+    order = sorted(known, key=lambda name: (name != protocols.TIMER, name))
+    lines = [f'{name} = {{ number = {known[name]["number"]}, code = "{known[name]["code"]}" }}\n' for name in order]
+    equal = [f'"{name}" = {json.dumps(found)}\n' for name, found in sorted(same.items())]
+    protocols.LIST.write_text(f"{head}{mark}{''.join(lines)}\n[same_code]\n{''.join(equal)}", encoding="utf-8")
+    protocols.read.cache_clear()
+
+
+if __name__ == "__main__":
+    write(*sys.argv[1:])
