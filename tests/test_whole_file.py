@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from ropelab.bench import checksums, records, whole_file
+from ropelab.bench import records, whole_file
 from ropelab.study import __main__ as commands
 from ropelab.study.plots import registry
 
@@ -39,7 +39,6 @@ def record(folder):
 WRITERS = {
     "bytes": ((Path, "write_bytes"), lambda folder: whole_file.write(folder / "file", b"12")),
     "text": ((Path, "write_bytes"), lambda folder: whole_file.write(folder / "file", "12")),
-    "checksums": ((Path, "write_bytes"), lambda folder: checksums._write(folder, {"a": "0" * 64})),
     "figures": ((Figure, "savefig"), figures),
     "record, table": ((pd.DataFrame, "to_csv"), record),
     "record, provenance": ((Path, "write_text"), record),

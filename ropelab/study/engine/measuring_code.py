@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ropelab.bench import protocols
+from ropelab.bench import protocols, whole_file
 from ropelab.bench.code_hash import DIGITS, code_hash
 from ropelab.bench.records import ROOT
 from ropelab.study.engine.registered import all_studies
@@ -48,7 +48,7 @@ def _written(known: Mapping[str, Any], same: Mapping[str, list[str]]) -> None:
     order = sorted(known, key=lambda name: (name != protocols.TIMER, name))
     lines = [f'{name} = {{ number = {known[name]["number"]}, code = "{known[name]["code"]}" }}\n' for name in order]
     equal = [f'"{name}" = {json.dumps(found)}\n' for name, found in sorted(same.items())]
-    protocols.LIST.write_text(f"{head}{mark}{''.join(lines)}\n[same_code]\n{''.join(equal)}", encoding="utf-8")
+    whole_file.write(protocols.LIST, f"{head}{mark}{''.join(lines)}\n[same_code]\n{''.join(equal)}")
     protocols.read.cache_clear()
 
 
