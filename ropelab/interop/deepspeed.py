@@ -85,8 +85,8 @@ def patch() -> Patch:
     0.19.3 `fused_rope_forward` takes the place of torchembed as well, whether torchembed is installed or not.
 
     A result has the dtype of DeepSpeed's result. With bfloat16 a result is closer to the definition than DeepSpeed's
-    result, as DeepSpeed's own function rounds after every operation. A function that is patched already stays patched
-    until the first patch is undone.
+    result, as DeepSpeed's own function rounds after every operation. A function that is patched several times stays so
+    until all patches are undone.
 
     Raises:
         ImportError: DeepSpeed is not installed.
@@ -100,10 +100,9 @@ def patch() -> Patch:
     new: dict[Place, object] = {}
     for module, name, inverse in functions:
         original = getattr(module, name)
-        if not _is_ours(original):
-            rotate = _over_kernel(f"{module.__name__}.{name}", original, inverse)
-            new |= dict.fromkeys(_places(name, original), rotate)
-    if getattr(layer, "_torchembed_rope_forward", None) is not fused_rope_forward and hasattr(layer, _AVAILABLE):
+        rotate = original if _is_ours(original) else _over_kernel(f"{module.__name__}.{name}", original, inverse)
+        new |= dict.fromkeys(_places(name, original), rotate)
+    if hasattr(layer, _AVAILABLE):
         new |= {(layer, "_torchembed_rope_forward"): fused_rope_forward, (layer, _AVAILABLE): True}
     return Patch(new)
 

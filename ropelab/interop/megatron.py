@@ -425,10 +425,12 @@ def patch() -> Patch:
             if not hasattr(module, name):
                 continue
             original, ours = getattr(module, name), globals()[name]
-            if original is None:  # rope_utils without TransformerEngine
+            if original is None or original is ours:  # rope_utils without TransformerEngine
                 new[module, name] = ours
-            elif not getattr(original, "_rotates_with_ropelab", False):
-                new |= dict.fromkeys(_places(name, original), _replacement(f"{module_name}.{name}", original, ours))
+                continue
+            patched = getattr(original, "_rotates_with_ropelab", False)
+            replacement = original if patched else _replacement(f"{module_name}.{name}", original, ours)
+            new |= dict.fromkeys(_places(name, original), replacement)
     return Patch(new)
 
 
