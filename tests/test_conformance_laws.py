@@ -1,7 +1,9 @@
 """Every law can fail: for each there is a function, wrong in one line, that it and its statement catch."""
 
 import contextlib
+import inspect
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from ropelab.conformance import LAWS, verify
 from ropelab.conformance.faults import correct
 from ropelab.conformance.faults.correct import deepspeed, flash_attn, huggingface, plain, transformer_engine
 from ropelab.conformance.verify import OTHER_TABLES, ROUNDS_OPERATIONS
+from ropelab.layout.pairing import join, pairs
 
 
 def with_backward(backward):
@@ -482,3 +485,56 @@ def test_cached_keys_turn_back_by_a_negative_delta():
 
     assert "definition" in verify(forward_only, "rotate_cached_keys").failed
     assert not verify(ropelab.rotate_cached_keys, "rotate_cached_keys").failed
+
+
+def one_column(table, member, layout):
+    column = pairs(table, layout)[member]
+    return join(column, column, layout)
+
+
+def of_one_column(convention, member, layout):
+    """Return a right function, and the same function with one of the two columns of a pair for both features."""
+    right = getattr(correct, convention)
+    tables = {"deepspeed": (1, 2), "transformer_engine": (1,), "fused_apply_mla_rope_for_q": (1, 2)}
+    at = tables.get(convention, (2, 3))
+
+    def narrow(*given, **options):
+        options |= {"layout": layout} if convention == "huggingface" else {}
+        return right(*(one_column(x, member, layout) if i in at else x for i, x in enumerate(given)), **options)
+
+    narrow.__signature__ = inspect.signature(right)
+    return partial(right, layout=layout) if convention == "huggingface" else right, narrow
+
+
+@pytest.mark.parametrize("member", [0, 1])
+@pytest.mark.parametrize(
+    "convention, layout",
+    [
+        ("huggingface", "split_half"),
+        ("huggingface", "interleaved"),
+        ("deepspeed", "split_half"),
+        ("transformer_engine", "split_half"),
+        ("transformer_engine", "interleaved"),
+        ("fused_apply_mla_rope_for_q", "split_half"),
+        ("fused_apply_mla_rope_for_kv", "split_half"),
+    ],
+)
+def test_half_of_the_columns_is_wrong_unless_declared(convention, layout, member):
+    right, narrow = of_one_column(convention, member, layout)
+    options = {"laws": ["definition", "feature_columns", "adjoint"], "diagnose": False}
+    options |= {} if "mla" in convention else {"layout": layout}
+    assert verify(right, convention, **options)["feature_columns"].status == "pass"
+    assert verify(narrow, convention, **options).failed == ("feature_columns",)
+    assert verify(narrow, convention, columns="repeated", **options).passed
+
+
+def test_the_repair_of_a_function_that_reads_half_of_the_columns_is_a_declaration():
+    _, narrow = of_one_column("huggingface", 0, "split_half")
+    found = verify(narrow, "huggingface", laws=["definition", "feature_columns"]).identification
+    assert found.proven and "--columns repeated" in found.repair.words
+
+
+@pytest.mark.parametrize("convention, columns", [("flash_attn", "repeated"), ("deepspeed", "pair")])
+def test_columns_that_a_convention_lacks_are_refused(convention, columns):
+    with pytest.raises(ValueError, match="columns: expected"):
+        verify(correct.deepspeed, convention, columns=columns)

@@ -40,8 +40,8 @@ def complex_numbers(xq: torch.Tensor, xk: torch.Tensor, freqs_cis: torch.Tensor)
 
 
 def nanochat(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 2) -> Pair:
-    """nanochat's formula for ``x [B, S, H, D]``, which turns by minus the angle on purpose."""
-    cos, sin = (table.chunk(2, dim=-1)[0].unsqueeze(unsqueeze_dim) for table in (cos, sin))
+    """nanochat's formula for ``x [B, S, H, D]``, which turns by minus the angle on purpose, and a column per pair."""
+    cos, sin = (table.unsqueeze(unsqueeze_dim) for table in (cos, sin))
 
     def turned(x):
         x1, x2 = x.chunk(2, dim=-1)
@@ -67,7 +67,6 @@ def transformers_llama(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
 def transformers_gptj(q, k, cos, sin, unsqueeze_dim: int = 2) -> Pair:
     """Hugging Face's function for GPT-J: one tensor ``[B, S, H, D]``, tables with a column per pair, sines first."""
     module = _transformers("gptj")
-    cos, sin = cos[..., ::2], sin[..., ::2]
     return tuple(module.apply_rotary_pos_emb(x, sin, cos) for x in (q, k))
 
 
@@ -259,16 +258,17 @@ _NO_BFLOAT16 = ("compile", "rounding")  # the interpreter multiplies the bits of
 CONTENDERS: tuple[Contender, ...] = (
     *_ours(),
     _hugging_face("Llama", transformers_llama),
-    _hugging_face("GPTJ", transformers_gptj, layout="interleaved", seq_format="bshd"),
+    _hugging_face("GPTJ", transformers_gptj, layout="interleaved", seq_format="bshd", columns="pair"),
     _hugging_face("GLM", transformers_glm, layout="interleaved", columns="split_half", rotary_dim=8),
     _hugging_face("Cohere", transformers_cohere, layout="interleaved", maths="wide"),
     Contender("complex product (Llama)", complex_numbers, "complex", {"layout": "interleaved"}),
-    Contender("nanochat, sign declared", nanochat, "huggingface", {"sign": "reversed", "seq_format": "bshd"}),
+    Contender("nanochat, sign declared", nanochat, "huggingface",
+              {"sign": "reversed", "seq_format": "bshd", "columns": "pair"}),
     _kernel("torchembed 0.3.0", torchembed_0_3_0, "huggingface", partial(_torchembed, "0.3.0"), maths="wide"),
     _kernel("torchembed 0.3.2", torchembed_0_3_2, "huggingface", partial(_torchembed, "0.3.2"), maths="wide"),
     _kernel("torchembed 0.3.2, interleaved", torchembed_0_3_2_pairs, "huggingface", partial(_torchembed, "0.3.2"),
-            maths="wide", layout="interleaved", seq_format="bshd"),
-    replace(_kernel("Liger", liger, "huggingface", _liger), not_interpreted=_NO_BFLOAT16),
+            maths="wide", layout="interleaved", seq_format="bshd", columns="repeated"),
+    replace(_kernel("Liger", liger, "huggingface", _liger, columns="repeated"), not_interpreted=_NO_BFLOAT16),
     _kernel("flash-attn, split-half", flash_attn, "flash_attn", _flash_attn),
     _kernel("flash-attn, interleaved", flash_attn, "flash_attn", _flash_attn, layout="interleaved"),
     _kernel("FlashInfer, split-half", flashinfer_cache, "vllm", _flashinfer, maths="wide", head_dim=64),

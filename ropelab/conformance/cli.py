@@ -62,7 +62,7 @@ def verify(
     sign: Annotated[str, typer.Option(help="standard, or reversed: rotate by minus the angle.")] = "standard",
     maths: Annotated[str | None, typer.Option(help="narrow: in the inputs' dtype; wide: float32 or wider.")] = None,
     columns: Annotated[
-        str | None, typer.Option(help="The layout of full-width tables, if it differs; or pair.")
+        str | None, typer.Option(help="The layout of full-width tables, if it differs; or pair, or repeated.")
     ] = None,
     inplace: Annotated[bool, typer.Option("--inplace", help="The result overwrites the inputs.")] = False,
     once: Annotated[bool, typer.Option("--once-differentiable", help="No second derivatives are claimed.")] = False,

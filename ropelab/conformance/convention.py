@@ -13,7 +13,7 @@ import torch
 from ropelab.conformance.case import CANNOT, Broken, Case, NotApplicable
 from ropelab.conformance.implementation import Implementation
 from ropelab.conformance.tensors import Tensors
-from ropelab.layout.pairing import LAYOUTS
+from ropelab.layout.pairing import LAYOUTS, join
 from ropelab.layout.seq_format import to_bshd
 
 
@@ -71,6 +71,8 @@ class Convention:
         narrow: whether tables and maths have the dtype of the inputs unless the author declares otherwise.
         layouts: the layouts of the convention, its default first.
         out_layout: the layout of the result, where the convention prescribes another than that of the inputs.
+        columns: what the author of a function may declare of tables that have a column for each feature; empty if a
+            column is for a pair.
         seq_formats: the orders of the axes of the convention, its default first.
     """
 
@@ -93,6 +95,7 @@ class Convention:
     narrow = False
     layouts: tuple[str, ...] = LAYOUTS
     out_layout: str | None = None
+    columns: tuple[str, ...] = ()
     seq_formats: tuple[str, ...] = ("bshd",)
 
     def translate(self, implementation: Implementation, case: Case) -> Arguments:
@@ -114,6 +117,11 @@ class Convention:
         """Return the arguments for a case that needs nothing beyond ``expresses``."""
         raise NotImplementedError
 
+    def column_layout(self, implementation: Implementation) -> str:
+        """Return the layout of the columns of tables that have a column for each feature, or ``"pair"``."""
+        declared = implementation.state.get("columns", "repeated")
+        return implementation.layout if declared == "repeated" else declared
+
     def by_feature(self, implementation: Implementation, other: Implementation, case: Case) -> Arguments:
         """Return the call with tables that have a column for each feature, and two different columns for each pair.
 
@@ -123,9 +131,22 @@ class Convention:
             case: the call.
 
         Raises:
-            NotApplicable: by contract, the two columns of a pair are equal, or there is one.
+            NotApplicable: by contract, the two columns of a pair are equal, or there is one; or the result has another
+                order than the features, where Transformers' own functions read one of the two columns.
         """
-        raise NotApplicable(f"{self.name}: the two features of a pair share a column of the tables")
+        declared, columns = implementation.state.get("columns"), self.column_layout(implementation)
+        if not self.columns or columns == "pair":
+            raise NotApplicable(f"{self.name}: the two features of a pair share a column of the tables")
+        if declared == "repeated":
+            raise NotApplicable("declared: the two columns of a pair are equal, and the function may read either")
+        if columns != implementation.out_layout or columns not in (implementation.layout, self.out_layout):
+            raise NotApplicable("the columns are in the order of the features, and the result has another order")
+        first, second = (self.translate(one, case) for one in (implementation, other))
+        tables = {id(t) for t in first.others().values() if t.is_floating_point()}
+        own, others = torch.tensor([True, False]).expand(case.rotary_dim // 2, 2).unbind(-1)
+        of_first = join(own, others, columns).to(implementation.device)
+        both = zip(first.positional, second.positional, strict=True)
+        return replace(first, positional=tuple(torch.where(of_first, a, b) if id(a) in tables else a for a, b in both))
 
     def callable(self, implementation: Implementation, case: Case) -> Callable[..., Any]:
         """Return the object that takes the arguments: the function itself, or a module that it made."""

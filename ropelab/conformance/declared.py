@@ -21,7 +21,7 @@ from ropelab.conformance.laws import LAWS
 from ropelab.conformance.numpy_arrays import of_numpy, without_gradients
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.surroundings import Surroundings
-from ropelab.layout.pairing import LAYOUTS, check_layout
+from ropelab.layout.pairing import check_layout
 
 SIGNS = ("standard", "reversed")
 ARRAYS = ("torch", "jax", "numpy")
@@ -119,7 +119,8 @@ def declare(
         maths: ``"narrow"`` if tables and all operations are rounded to the dtype of the inputs, ``"wide"`` if they are
             in float32 or wider; by default the usual choice in the convention, and other roundings are a note.
         columns: the layout of full-width tables if it is not ``layout``. (GLM has ``"split_half"`` tables for adjacent
-            pairs.) ``"pair"`` means tables with one column for each pair.
+            pairs.) ``"pair"`` means tables with one column for each pair, ``"repeated"`` that by contract the two
+            columns of a pair are equal, so that the function may read either.
         inplace: whether the result overwrites the inputs, where the convention does not prescribe it.
         once_differentiable: whether the function claims no second derivatives.
         norm_last: whether the norm of an operator that writes a cache comes after the rotation (Hunyuan).
@@ -153,9 +154,12 @@ def declare(
     narrow = kind.narrow if maths is None else _one_of("maths", maths, ("narrow", "wide")) == "narrow"
     if convention in CACHE_CONVENTIONS:
         _one_of("layout", layout, kind.layouts)
-        for name, value, only in (("out_layout", out_layout, layout), ("columns", columns, None)):
-            if value != only:
-                raise ValueError(f"{name}: expected {only} for {convention}, which cannot express it, got {value!r}")
+        if out_layout != layout:
+            raise ValueError(
+                f"out_layout: expected {layout} for {convention}, which cannot express it, got {out_layout!r}"
+            )
+    if columns is not None and not getattr(kind, "columns", ()):
+        raise ValueError(f"columns: expected None for {convention}, which cannot express it, got {columns!r}")
     if inplace and kind.in_place is False:
         raise ValueError(f"inplace: expected False for {convention}, which cannot express it, got {inplace}")
     variants = {"norm_last": norm_last, "norm_across": norm_across, "table_free": table_free}
@@ -183,7 +187,7 @@ def declare(
              "rotary_dim": sizes.rotary_dim, "head_dim": head_dim, "device": device, "dtype": dtype}  # fmt: skip
     if convention in CACHE_CONVENTIONS:
         claims, about = claims | variants, about | variants
-    kept = {} if columns is None else {"columns": _one_of("columns", columns, (*LAYOUTS, "pair"))}
+    kept = {} if columns is None else {"columns": _one_of("columns", columns, kind.columns)}
     return Declaration(
         convention, chosen, sizes, about, claims, kept, thorough, maths is not None, _arrays(arrays, kind.in_place)
     )

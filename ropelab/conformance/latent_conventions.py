@@ -104,6 +104,7 @@ class MegatronMLAQuery(Convention):
     expresses = frozenset({"inverse", "factor", "offset", "positions", "negative", "packed", "shards"})
     layouts = ("interleaved",)
     out_layout = "split_half"
+    columns: tuple[str, ...] = ("repeated",)
     seq_formats: tuple[str, ...] = ("sbhd",)
     constant_tables: bool | None = True
     packed_name = "cu_seqlens_q"
@@ -118,6 +119,9 @@ class MegatronMLAQuery(Convention):
         nope_dim = features_of(case) - case.rotary_dim
         found = super().outputs(implementation, case, returned, arguments)
         return tuple(torch.cat((y[..., nope_dim:], y[..., :nope_dim]), dim=-1) for y in found)
+
+    def column_layout(self, implementation):
+        return "split_half"
 
     def _where(self, implementation: Implementation, case: Case) -> tuple[torch.Tensor, torch.Tensor, dict]:
         """Return tables ``[P, 1, 1, R]`` and the arguments that say which rows packed tokens take."""

@@ -13,6 +13,7 @@ from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.circumstances import after_longer, autocast, tf32
 from ropelab.conformance.convention import accepts
 from ropelab.conformance.identify.questions import arguments_changed, forward, gradient, inputs_after, second_gradient
+from ropelab.conformance.laws.algebra import by_feature, told_by_feature
 from ropelab.conformance.laws.gradients import along_tables, products
 from ropelab.conformance.laws.numerics import require_quick
 from ropelab.conformance.laws.robustness import far_apart, odd_pairs
@@ -129,6 +130,8 @@ def probes(subject: Subject, sizes: Sizes, failed: Iterable[Case] = ()) -> Itera
     }
     for name, at in forwards.items():
         yield Probe(name, at, forward, definition)
+    if subject.convention.columns:
+        yield Probe("a column for each feature", plain, by_feature, told_by_feature)
     yield Probe("autocast", plain, autocast, definition)
     yield Probe("TF32 allowed", case(offsets=4099), tf32, definition)
     yield Probe("after a longer sequence", plain, after_longer, definition)

@@ -15,7 +15,7 @@ from ropelab.conformance.convention import Arguments, Convention, accepts, call,
 from ropelab.conformance.implementation import Implementation
 from ropelab.conformance.tensors import Tensors
 from ropelab.kernels import NO_POSITION
-from ropelab.layout.pairing import join
+from ropelab.layout.pairing import LAYOUTS, join
 from ropelab.layout.seq_format import DENSE_FORMATS, from_bshd
 from ropelab.positions.packed import PackedSequences, context_parallel_positions
 
@@ -69,6 +69,8 @@ class Ropelab(Convention):
             return super().by_feature(implementation, other, case)
         if not accepts(implementation.function, "rotary_slice"):
             raise NotApplicable(f"{self.name}: the function has no argument 'rotary_slice'")
+        if implementation.out_layout != implementation.layout:
+            raise NotApplicable("the columns are in the order of the features, and the result has another order")
         first, second = (self.translate(one, case) for one in (implementation, other))
         pairs_of = {name: (first.keywords[name], second.keywords[name]) for name in ("cos", "sin")}
         tables = {name: join(*both, implementation.layout) for name, both in pairs_of.items()}
@@ -85,6 +87,7 @@ class HuggingFace(Convention):
     looks_up = False
     partial = False
     narrow = True
+    columns = (*LAYOUTS, "pair", "repeated")
     seq_formats = ("bhsd", "bshd")
 
     def arguments(self, implementation, case):
@@ -92,7 +95,7 @@ class HuggingFace(Convention):
         # Transformers makes one row of positions, [1, S], unless the sequences differ.
         shared = case.positions is not None and not by_row(case)
         positions = case.shared_positions()[None] if shared else case.token_positions()
-        columns = implementation.state.get("columns", implementation.layout)
+        columns = self.column_layout(implementation)
         options: dict[str, Any] = {} if implementation.seq_format == "bhsd" else {"unsqueeze_dim": 2}
         if "position_ids" in required(implementation.function):  # Transformers before 4.38: the function looks up
             if (positions < 0).any():
@@ -145,6 +148,7 @@ class TransformerEngine(Convention):
     signature = 'fn(t, freqs, tensor_format="sbhd", interleaved=False, cu_seqlens=None, cp_size=1, cp_rank=0) -> t'
     expresses = frozenset({"inverse", "offset", "positions", "negative", "packed", "padding", "shards"})
     computes_cosines = True
+    columns = ("repeated",)
     seq_formats = ("sbhd", "bshd")
 
     def arguments(self, implementation, case):
@@ -180,6 +184,7 @@ class DeepSpeed(Convention):
     expresses = HuggingFace.expresses
     looks_up = False
     narrow = True
+    columns = ("repeated",)
     seq_formats = ("sbhd", "bshd", "bhsd")
 
     def arguments(self, implementation, case):

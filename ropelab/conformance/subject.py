@@ -193,7 +193,7 @@ class Subject(Implementation):
             are 0 for tokens without a position.
         """
         inputs = case.inputs if inputs is None else inputs
-        c, s, angle_error = self._cosines(case)
+        c, s, angle_error = self.cosines(case)
         s = -s if transposed else s
         source, target = (self.layout, self.out_layout)[:: -1 if transposed else 1]
         arithmetic = self.arithmetic(case.inputs[0].dtype)
@@ -203,8 +203,8 @@ class Subject(Implementation):
             x = exact(x) if isinstance(x, torch.Tensor) else x
             pair = pairs(x[..., : case.rotary_dim], source)
             y, bound = x.copy(), np.zeros_like(x)
-            _fill(y, case.rotary_dim, target, rotate_exactly(*pair, c, s))
-            _fill(bound, case.rotary_dim, target, rotation_bound(*pair, c, s, arithmetic, angle_error))
+            fill(y, case.rotary_dim, target, rotate_exactly(*pair, c, s))
+            fill(bound, case.rotary_dim, target, rotation_bound(*pair, c, s, arithmetic, angle_error))
             y[nowhere] = bound[nowhere] = 0
             found.append((y, bound))
         return found
@@ -225,7 +225,7 @@ class Subject(Implementation):
             table = Rounding(table.unit + 2 * FLOAT32_UNIT, table.underflow)
         return Arithmetic(table, compute, store)
 
-    def _cosines(self, case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def cosines(self, case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return exact cos and sin ``[B, S, 1, R/2]``, and the error of each that the convention's angles imply."""
         positions = case.pair_positions().numpy().astype(EXACT)
         positions[positions == NO_POSITION] = 0
@@ -238,7 +238,7 @@ class Subject(Implementation):
         return case.factor * np.cos(signed), case.factor * np.sin(signed), case.factor * error
 
 
-def _fill(x: np.ndarray, rotary_dim: int, layout: str, pair: tuple[np.ndarray, np.ndarray]) -> None:
+def fill(x: np.ndarray, rotary_dim: int, layout: str, pair: tuple[np.ndarray, ...]) -> None:
     """Overwrite the features that rotate with the two members of each pair."""
     for features, values in zip(pairs(x[..., :rotary_dim], layout), pair, strict=True):
         features[...] = values

@@ -15,12 +15,14 @@ import torch
 from ropelab.conformance.cache.diagnose import diagnose as find_cache_faults
 from ropelab.conformance.cache.identify import identify_cache
 from ropelab.conformance.case import Broken, NotApplicable, Noted, Sizes
+from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.declared import Declaration, check_device, declare
 from ropelab.conformance.diagnose import SECONDS as DIAGNOSIS_SECONDS
 from ropelab.conformance.diagnose import Diagnosis
 from ropelab.conformance.diagnose import diagnose as find_faults
 from ropelab.conformance.identify import Identification, identify, recalls
 from ropelab.conformance.identify.feature_columns import columns_read
+from ropelab.conformance.identify.repair import Repair
 from ropelab.conformance.law import Comparison, Law
 from ropelab.conformance.report import Report
 from ropelab.conformance.result import Counterexample, Result
@@ -39,6 +41,8 @@ ROUNDS_OPERATIONS = "in 16 bits it rounds after every operation, not once at the
 """What to note of a function that has more roundings in 16 bits than its convention, and no other deviation."""
 OTHER_TABLES = "it refuses the usual tables in 16 bits, and takes the other: --maths declares 16-bit or float32 tables"
 """What to note of a function that is right with tables of another dtype than usual in its convention."""
+REPEATED = Repair("--columns repeated, if the function documents that the two columns of a pair are equal", ())
+"""The repair of a function that reads one of the two columns of a pair, and keeps all other laws."""
 
 
 def verify(
@@ -157,7 +161,8 @@ def measure(
             return identify_cache(subject, declaration.sizes, seconds)
         if report.failed == ("feature_columns",):
             read = columns_read(subject, declaration.sizes)
-            return Identification(read, bool(read))
+            declared = "repeated" in CONVENTIONS[declaration.convention].columns
+            return Identification(read, bool(read), repair=REPEATED if read and declared else None)
         if report.failed != ("inplace",):
             failed = tuple(r.counterexample.case for r in report.results if r.counterexample is not None)
             return identify(subject, declaration.sizes, seconds, report.history, failed)

@@ -14,16 +14,17 @@ from ropelab.layout.pairing import join, pairs
 from ropelab.layout.seq_format import from_bshd, to_bshd
 
 Map = Callable[[torch.Tensor], torch.Tensor]
+Table = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""A column for each pair; or the columns of the first features of pairs, and those of the second."""
 
 
-def turn(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str = "split_half", out_layout: str | None = None
-) -> torch.Tensor:
+def turn(x: torch.Tensor, cos: Table, sin: Table, layout: str = "split_half", out_layout: str | None = None):
     """Rotate the first R features of ``x [..., D]``; ``cos, sin [..., R/2]`` broadcast against the pairs."""
-    rotary_dim = 2 * cos.shape[-1]
-    wide = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
+    (c0, c1), (s0, s1) = (table if isinstance(table, tuple) else (table, table) for table in (cos, sin))
+    rotary_dim = 2 * c0.shape[-1]
+    wide = torch.promote_types(torch.promote_types(x.dtype, c0.dtype), torch.float32)
     x0, x1 = pairs(x[..., :rotary_dim].to(wide), layout)
-    y = join(x0 * cos - x1 * sin, x1 * cos + x0 * sin, out_layout or layout)
+    y = join(x0 * c0 - x1 * s0, x1 * c1 + x0 * s1, out_layout or layout)
     return torch.cat((y.to(x.dtype), x[..., rotary_dim:]), dim=-1)
 
 
@@ -109,7 +110,7 @@ def _mla_turned(x, cos, sin, cu_seqlens, cp_rank, cp_size):
         rows = torch.arange(len(x), device=x.device)[:, None]
     else:
         rows = PackedSequences(cu_seqlens, len(x), cp_size=cp_size, cp_rank=cp_rank).positions
-    cos, sin = (table[:, 0, 0, : x.shape[-1] // 2][rows][..., None, :] for table in (cos, sin))
+    cos, sin = (pairs(table[:, 0, 0][rows][..., None, :], "split_half") for table in (cos, sin))
     return turn(x, cos, sin, "interleaved", "split_half")
 
 
@@ -121,14 +122,13 @@ def huggingface(q, k, cos, sin, unsqueeze_dim=1, layout="split_half", out_layout
         cos, sin: ``[B, S, R]``, with a column for each feature.
         layout, out_layout: not part of the convention, where a function has a fixed layout.
     """
-    cos, sin = (pairs(table, layout)[0].unsqueeze(unsqueeze_dim) for table in (cos, sin))
+    cos, sin = (pairs(table.unsqueeze(unsqueeze_dim), layout) for table in (cos, sin))
     return turn(q, cos, sin, layout, out_layout), turn(k, cos, sin, layout, out_layout)
 
 
 def deepspeed(t, freqs_cos, freqs_sin):
-    """Rotate ``t [..., D]`` by tables ``[..., R]`` that broadcast against it and have two equal halves."""
-    half = freqs_cos.shape[-1] // 2
-    return turn(t, freqs_cos[..., :half], freqs_sin[..., :half])
+    """Rotate ``t [..., D]`` by tables ``[..., R]`` that broadcast against it, with a column for each feature."""
+    return turn(t, *(pairs(table, "split_half") for table in (freqs_cos, freqs_sin)))
 
 
 def mrope(q, k, cos, sin, positions, mrope_section, mrope_interleaved, layout="split_half"):
@@ -163,7 +163,8 @@ def turn_at(x, cos, sin, positions, layout="split_half"):
     The result is 0 where there is no position.
     """
     rows = positions.long().clamp(min=0)
-    y = turn(x, cos[rows][..., None, :], sin[rows][..., None, :], layout)
+    tables = (table if isinstance(table, tuple) else (table, table) for table in (cos, sin))
+    y = turn(x, *((first[rows][..., None, :], second[rows][..., None, :]) for first, second in tables), layout)
     return y.masked_fill((positions == NO_POSITION)[..., None, None], 0)
 
 
@@ -191,25 +192,28 @@ def te_positions(t, tensor_format, cu_seqlens=None, cp_size=1, cp_rank=0, chunks
     return context_parallel_positions(seq_len * cp_size, cp_size, cp_rank, chunks, t.device)
 
 
-def te_tables(freqs: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cos and sin ``[S, R/2]`` of angles ``[S, 1, 1, R]`` that have a column for each feature."""
-    angles = pairs(freqs.flatten(1), interleaved_name(interleaved))[0]
-    return angles.cos(), angles.sin()
+def te_tables(freqs: torch.Tensor, interleaved: bool) -> tuple[Table, Table]:
+    """Return cos and sin, for both features of a pair ``[S, R/2]``, of angles ``[S, 1, 1, R]``."""
+    angles = freqs.flatten(1)
+    cos, sin = (pairs(table, interleaved_name(interleaved)) for table in (angles.cos(), angles.sin()))
+    return cos, sin
 
 
 def transformer_engine(
-    t, freqs, tensor_format="sbhd", interleaved=False, cu_seqlens=None, cp_size=1, cp_rank=0, positions=None
-):
+    t, freqs, tensor_format="sbhd", interleaved=False, cu_seqlens=None, cp_size=1, cp_rank=0, positions=None,
+    tables=None,
+):  # fmt: skip
     """Rotate ``t`` by angles.
 
     Args:
         t: a tensor in the format ``tensor_format``.
         freqs: the angles ``[S, 1, 1, R]`` in rad.
-        positions: not part of the convention; it replaces the positions that follow from the other arguments.
+        positions, tables: not part of the convention; they replace what follows from the other arguments.
     """
     if positions is None:
         positions = te_positions(t, tensor_format, cu_seqlens, cp_size, cp_rank)
-    y = turn_at(to_bshd(t, tensor_format), *te_tables(freqs, interleaved), positions, interleaved_name(interleaved))
+    tables = te_tables(freqs, interleaved) if tables is None else tables
+    y = turn_at(to_bshd(t, tensor_format), *tables, positions, interleaved_name(interleaved))
     return from_bshd(y, tensor_format)
 
 

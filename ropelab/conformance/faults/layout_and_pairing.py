@@ -61,6 +61,46 @@ def value_read_before_key(kv, k_pe, nope_dim, **options):
     return correct.assemble_mla_kv(kv.roll(nope_dim, dims=-1), k_pe, nope_dim, **options)
 
 
+def _shared(table: torch.Tensor, half: int) -> torch.Tensor:
+    """Return a table ``[..., R]`` whose halves are half 0 or 1 of ``table``."""
+    return table.chunk(2, dim=-1)[half].tile(2)
+
+
+@fault(
+    "Both features of a pair take the columns of the first: the second half of the tables is never read.",
+    symptom="wrong where the halves of the tables differ; right with the tables of most models",
+    seen_in="ncnn#6833",
+    convention="huggingface",
+    must_fail=("feature_columns",),
+)
+def second_half_of_tables_ignored(q, k, cos, sin, unsqueeze_dim=1):
+    return correct.huggingface(q, k, _shared(cos, 0), _shared(sin, 0), unsqueeze_dim)
+
+
+@fault(
+    "Both features of a pair take the columns of the second: the first half of the tables is never read.",
+    symptom="wrong where the halves of the tables differ; right with the tables of most models",
+    seen_in=None,
+    convention="deepspeed",
+    must_fail=("feature_columns",),
+)
+def first_half_of_tables_ignored(t, freqs_cos, freqs_sin):
+    return correct.deepspeed(t, _shared(freqs_cos, 1), _shared(freqs_sin, 1))
+
+
+@fault(
+    "The cosines are read from the first half of the angles, and the sines from the second.",
+    symptom="wrong where the halves of the angles differ; right with the angles of most models",
+    seen_in=None,
+    convention="transformer_engine",
+    must_fail=("feature_columns",),
+)
+def cosines_and_sines_of_other_halves(t, freqs, tensor_format="sbhd", interleaved=False, **where):
+    cos, sin = correct.te_tables(freqs, interleaved)
+    tables = (cos[0], cos[0]), (sin[1], sin[1])
+    return correct.transformer_engine(t, freqs, tensor_format, interleaved, tables=tables, **where)
+
+
 @fault(
     "The layout flag is ignored: halves are paired in every model.",
     symptom="garbage from models with adjacent pairs; right at position 0",

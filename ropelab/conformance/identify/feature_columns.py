@@ -13,8 +13,8 @@ from ropelab.conformance.case import Case, Sizes
 from ropelab.conformance.identify.deviation import Deviation, Scope
 from ropelab.conformance.identify.vocabulary import PAIR
 from ropelab.conformance.law import names
-from ropelab.conformance.laws.algebra import by_feature
-from ropelab.conformance.subject import Subject
+from ropelab.conformance.laws.algebra import by_feature, others, told_by_feature
+from ropelab.conformance.subject import Subject, fill
 from ropelab.layout.pairing import pairs
 
 Rule = Callable[[np.ndarray, int], np.ndarray]
@@ -36,10 +36,12 @@ def columns_read(subject: Subject, sizes: Sizes) -> tuple[Deviation, ...]:
     The law `feature_columns` does not hold for the function, and all other laws do.
     """
     case = subject.draw(replace(sizes, batch=1, tokens=64, q_heads=1, k_heads=1), seed=7)
-    other = replace(subject, base=100 * subject.base)
-    keywords = subject.convention.by_feature(subject, other, case).keywords
-    tables = [exact(keywords[name])[: case.shape[1]] for name in ("cos", "sin")]
-    outputs, told = by_feature(subject, case)
+    other = others(subject)
+    tables = []
+    for both in list(zip(subject.cosines(case), other.cosines(case), strict=True))[:2]:
+        tables.append(np.empty((case.shape[1], case.rotary_dim), both[0].dtype))
+        fill(tables[-1], case.rotary_dim, subject.out_layout, tuple(table[0, :, 0] for table in both))
+    outputs, told = by_feature(subject, case), told_by_feature(subject, case)
     found: list[Deviation | None] = []
     for name, x, y, (right, _) in zip(names(case), case.inputs, outputs, told, strict=True):
         bound = np.add(*(one.expected(case)[len(found)][1] for one in (subject, other)))
@@ -61,7 +63,7 @@ def columns_read(subject: Subject, sizes: Sizes) -> tuple[Deviation, ...]:
 def _near(subject: Subject, case: Case, given, tables, rules: tuple[str, str]) -> bool:
     x, y, bound = given
     rotates = slice(0, case.rotary_dim)
-    own = np.stack(pairs(torch.arange(case.rotary_dim), subject.layout))
+    own = np.stack(pairs(torch.arange(case.rotary_dim), subject.out_layout))
     before = pairs(x[..., rotates], subject.layout)
     after, near = (pairs(values[..., rotates], subject.out_layout) for values in (y, bound))
     for member, sign in ((0, -1), (1, 1)):

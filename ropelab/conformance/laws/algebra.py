@@ -192,38 +192,41 @@ def _tails(tensors, sizes):
 @law("With a column of the tables for each feature, a feature turns by its own columns.",
      r"y_0 = c_0 x_0 - s_0 x_1,\; y_1 = c_1 x_1 + s_1 x_0")  # fmt: skip
 def feature_columns(subject, sizes):
-    if subject.out_layout != subject.layout:
-        raise NotApplicable("the columns are in the order of the features, and the result has another order")
     case = subject.draw(sizes)
-    outputs, told = by_feature(subject, case)
-    yield from against(case, outputs, told, "{} with a column for each feature", truth=True)
+    told = told_by_feature(subject, case)
+    yield from against(case, by_feature(subject, case), told, "{} with a column for each feature", truth=True)
     if subject.convention.differentiable:
         case = subject.cotangents(case)
-        gradients, told = by_feature(subject, case, transposed=True)
+        inputs = tuple(x.detach().requires_grad_() for x in case.inputs)
+        found = by_feature(subject, replace(case, inputs=inputs))
+        with subject.surroundings.theirs():
+            gradients = torch.autograd.grad(found, inputs, tuple(map(copied, case.cotangents)), allow_unused=True)
+        gradients = [torch.zeros_like(x) if d is None else d for x, d in zip(inputs, gradients, strict=True)]
+        told = told_by_feature(subject, case, transposed=True)
         yield from against(case, gradients, told, "gradient of {} with a column for each feature", truth=True)
 
 
-def by_feature(subject, case, *, transposed: bool = False):
-    """Return the results, and ``(value, bound)`` of each, where second members of pairs have other frequencies.
+def by_feature(subject, case):
+    """Return the results where second members of pairs have columns of other frequencies."""
+    kept = replace(case, inputs=tuple(map(copied, case.inputs)))
+    return subject.call(kept, subject.convention.by_feature(subject, others(subject), kept))
 
-    Args:
-        transposed: return the gradients for the cotangents of the case in place of the results.
-    """
-    other = replace(subject, base=100 * subject.base)
-    inputs = tuple(x.detach().requires_grad_(transposed) for x in case.inputs)
-    kept = replace(case, inputs=tuple(map(copied, inputs)))
-    found = subject.call(kept, subject.convention.by_feature(subject, other, kept))
-    own, others = torch.tensor([True, False]).expand(case.rotary_dim // 2, 2).unbind(-1)
-    first = join(own, others, subject.out_layout).numpy()
+
+def told_by_feature(subject, case, *, transposed: bool = False):
+    """Return ``(value, bound)`` of each result of `by_feature`, or of the gradients for the cotangents of the case."""
+    own, second = torch.tensor([True, False]).expand(case.rotary_dim // 2, 2).unbind(-1)
+    first = join(own, second, subject.out_layout).numpy()
     first = np.concatenate((first, np.ones(case.inputs[0].shape[-1] - len(first), dtype=bool)))
     if not transposed:
-        both = zip(subject.expected(case), other.expected(case), strict=True)
-        return found, [tuple(np.where(first, *part) for part in zip(*told, strict=True)) for told in both]
-    with subject.surroundings.theirs():
-        gradients = torch.autograd.grad(found, inputs, tuple(map(copied, case.cotangents)), allow_unused=True)
-    found = [torch.zeros_like(x) if d is None else d for x, d in zip(inputs, gradients, strict=True)]
+        both = zip(subject.expected(case), others(subject).expected(case), strict=True)
+        return [tuple(np.where(first, *part) for part in zip(*told, strict=True)) for told in both]
     parts = []
-    for one, mask in ((subject, first), (other, ~first)):
+    for one, mask in ((subject, first), (others(subject), ~first)):
         cotangents = [exact(g) * mask for g in case.cotangents]
         parts.append(one.expected(case, cotangents, transposed=True))
-    return found, [tuple(map(np.add, *both)) for both in zip(*parts, strict=True)]
+    return [tuple(map(np.add, *both)) for both in zip(*parts, strict=True)]
+
+
+def others(subject):
+    """Return the subject with the frequencies that the columns of second members of pairs have."""
+    return replace(subject, base=100 * subject.base)

@@ -40,6 +40,8 @@ def hold_function(function: Callable[..., Any], found: Understood, **options: An
     """
     kind = found.kind
     columns = "split_half" if kind.columns != "feature" else kind.layout
+    if kind.columns != "feature" or kind.repeated:  # it may read one of the two columns of a pair
+        options["skip"] = (*options.get("skip", ()), "feature_columns")
     return verify(
         _in_one_convention(function, found), "huggingface", layout=kind.layout, out_layout=kind.out_layout,
         sign="reversed" if kind.inverse else "standard", columns=columns, **options,
