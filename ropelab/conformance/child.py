@@ -24,7 +24,7 @@ from ropelab.conformance.declared import DTYPES, check_device, declare
 from ropelab.conformance.report import diagnosis, identification
 from ropelab.conformance.result import Result
 from ropelab.conformance.surroundings import Surroundings
-from ropelab.conformance.verify import check_function, judge, measurable, measure
+from ropelab.conformance.verify import judge, measurable, measure, usable
 from ropelab.conformance.words import failure, said
 
 REQUEST, NOTES = "request.json", "notes"
@@ -108,7 +108,7 @@ def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
     with surroundings.importing():
         function = load(target)
     try:
-        check_function(function)
+        function = usable(function, declared["convention"])
     except TypeError as reason:
         raise Unusable(f"target: expected package.module:function, got {target} ({reason})") from None
     if needed := _needs_object(function, declaration.about["convention"]):

@@ -71,6 +71,8 @@ class Convention:
         narrow: whether tables and maths have the dtype of the inputs unless the author declares otherwise.
         layouts: the layouts of the convention, its default first.
         out_layout: the layout of the result, where the convention prescribes another than that of the inputs.
+        forms: other forms of the call that a function may take in place of the usual form, as parts of ``state``.
+        own_tables: whether the function makes its angles or tables itself, so that its tables may end somewhere.
         columns: what the author of a function may declare of tables that have a column for each feature; empty if a
             column is for a pair.
         seq_formats: the orders of the axes of the convention, its default first.
@@ -83,6 +85,8 @@ class Convention:
     in_place: bool | None = False
     differentiable = True
     computes_cosines = False
+    own_tables = False
+    forms: tuple[Mapping[str, Any], ...] = ()
     looks_up = True
     negates = False
     constant_tables: bool | None = None

@@ -160,7 +160,7 @@ def why_not_judged(results: Sequence[Mapping[str, Any]]) -> str:
     Args:
         results: `Result.as_dict` of each law; none of them failed.
     """
-    held = [result["law"] for result in results if result["status"] == "pass"]
+    held = [result["law"] for result in results if result["status"] == "pass" and result["law"] != "bad_input"]
     done = f"functions that do not rotate keep these laws, too: {', '.join(held)}" if held else ""
     reasons = [result["message"] for result in results if result["status"] == "not applicable"]
     return "; ".join(filter(None, (*reasons[:1], done)))

@@ -244,7 +244,7 @@ class ComplexNumbers(Convention):
 class OwnAngles(Convention):
     """A convention whose functions compute the angles in float32: the position times ``base ** (-2i/R)``."""
 
-    computes_cosines = True
+    computes_cosines = own_tables = True
     partial = False
     narrow = True
 
@@ -318,12 +318,14 @@ class Plain(OwnAngles):
 
     name = "plain"
     negates = True
+    forms = ({"positions": "[B, S]"},)
     signature = "fn(x, positions) -> x"
     expresses = frozenset({"inverse", "offset", "offsets per sequence", "positions", "positions per batch", "negative"})
 
     def arguments(self, implementation, case):
         (x,) = tensors = native(implementation, case)
-        positions = (case.token_positions() if by_row(case) else case.shared_positions()).to(implementation.device)
+        rows = by_row(case) or "positions" in implementation.state
+        positions = (case.token_positions() if rows else case.shared_positions()).to(implementation.device)
         positions = -positions if case.inverse else positions
         return Arguments(tensors, (x, positions), self._options(implementation, case))
 

@@ -110,6 +110,7 @@ class Subject(Implementation):
         """
         with self.surroundings.theirs():
             returned = call(self.convention.callable(self, case), arguments, self.convention.signature)
+        self.surroundings.returned = True
         outputs = self.convention.outputs(self, case, returned, arguments)
         for x, y in zip(case.inputs, outputs, strict=True):
             if y.shape != x.shape:

@@ -116,11 +116,13 @@ class Surroundings:
 
     Attributes:
         changed: the names of all that calls of the function changed: settings with a neutral value, and functions.
+        returned: whether a call of the function has returned.
     """
 
     def __init__(self, namespaces: Iterable[Namespace] | None = None):
         import_module("torch._dynamo")  # replaces functions of torch, so it comes before they are recorded
         self.changed: set[str] = set()
+        self.returned = False
         recorded = _namespaces() if namespaces is None else namespaces
         self._ours = {namespace: _callables(namespace) for namespace in recorded}
         self._replaced: dict[tuple[Namespace, str], Any] = {}

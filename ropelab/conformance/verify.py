@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,8 @@ ROUNDS_OPERATIONS = "in 16 bits it rounds after every operation, not once at the
 """What to note of a function that has more roundings in 16 bits than its convention, and no other deviation."""
 OTHER_TABLES = "it refuses the usual tables in 16 bits, and takes the other: --maths declares 16-bit or float32 tables"
 """What to note of a function that is right with tables of another dtype than usual in its convention."""
+TAKES_SIZES = "if it takes certain sizes only, --head-dim, --rotary-dim, --q-heads and --k-heads declare them"
+"""What to try with a function that raised in every call."""
 REPEATED = Repair("--columns repeated, if the function documents that the two columns of a pair are equal", ())
 """The repair of a function that reads one of the two columns of a pair, and keeps all other laws."""
 
@@ -70,7 +75,7 @@ def verify(
     """
     declaration = declare(convention, **declared)
     check_device(declaration.about["device"])
-    check_function(function)
+    function = usable(function, convention)
     surroundings = Surroundings()
     report = judge(function, declaration, surroundings, shrink=shrink, diagnose=diagnose)
     if not (diagnose and measurable(report, declaration)):
@@ -78,10 +83,39 @@ def verify(
     return replace(report, measuring=lambda: measure(function, declaration, surroundings, report))
 
 
-def check_function(function: Any) -> None:
-    """Raise TypeError unless ``function`` can be called."""
+def usable(function: Any, convention: str) -> Callable[..., Any]:
+    """Return the function to judge: of a class or a method without an instance, that of a new instance.
+
+    The convention ``"module"`` takes a class as it is.
+
+    Raises:
+        TypeError: ``function`` cannot be called, or its class needs arguments to make an instance.
+    """
     if not callable(function):
         raise TypeError(f"function: expected something that can be called, got {type(function).__name__}")
+    kind, name = _needs_instance(function, convention)
+    if kind is None:
+        return function
+    try:
+        return getattr(kind(), name)
+    except (AttributeError, TypeError) as reason:
+        one = f"{kind.__name__}(...)" + f".{name}".removesuffix(".__call__")
+        raise TypeError(
+            f"function: expected a function, got {function.__qualname__}, which needs an instance ({reason}): "
+            f"pass {one}, or a function that makes it and calls it"
+        ) from None
+
+
+def _needs_instance(function: Callable[..., Any], convention: str) -> tuple[type | None, str]:
+    """Return the class of which ``function`` needs an instance, and the name of the method; None if it needs none."""
+    if isinstance(function, type):
+        return (None, "") if convention == "module" else (function, "__call__")
+    owner, _, name = getattr(function, "__qualname__", "").rpartition(".")
+    kind: Any = sys.modules.get(getattr(function, "__module__", ""))
+    for part in owner.split("."):
+        kind = getattr(kind, part, None)
+    method = isinstance(kind, type) and inspect.isfunction(function) and vars(kind).get(name) is function
+    return (kind, name) if method else (None, "")
 
 
 def judge(
@@ -105,10 +139,12 @@ def judge(
     """
 
     lenient, narrow = False, declaration.claims["narrow"]
+    form: dict[str, Any] = {}
 
     def fresh() -> Any:
         """Return a subject without state, so that the cache of a module in one law cannot reach another law."""
-        return replace(declaration.subject(function, surroundings), lenient=lenient, narrow=narrow)
+        subject = declaration.subject(function, surroundings)
+        return replace(subject, lenient=lenient, narrow=narrow, state=subject.state | form)
 
     sizes = declaration.sizes
     with surroundings.ours():
@@ -117,12 +153,18 @@ def judge(
         for law in declaration.laws:
             begun(f"the law {law.name}")
             results.append(hold(law, fresh, sizes, shrink, found, strict=declaration.strict))
+            if not results[1:] and not surroundings.returned and (form := _other_form(fresh(), sizes)):
+                results = [hold(law, fresh, sizes, shrink, found, strict=declaration.strict)]
             lenient = lenient or results[-1].message == ROUNDS_OPERATIONS
             narrow = narrow != (results[-1].message == OTHER_TABLES)
             alone = len(declaration.laws) == 1 and results[0].status != "fail"  # nothing is left to diagnose
             if len(results) == 1 and diagnose and not declaration.writes_cache and not alone:
                 begun("the calls after the first law")
                 history = recalls(fresh, sizes)
+        if not surroundings.returned:  # so nothing is known of its rotation
+            results = [_unjudged(result) for result in results]
+            for result in results:
+                found(result)
         diagnosis: tuple[Diagnosis, ...] = ()
         if diagnose and any(result.status == "fail" for result in results):  # an exception speaks for itself
             begun("the diagnosis")
@@ -132,8 +174,29 @@ def judge(
             else:
                 seconds = THOROUGH_SECONDS if declaration.thorough else DIAGNOSIS_SECONDS
                 diagnosis = tuple(find_faults(fresh(), counterexamples, sizes=sizes, seconds=seconds))
-    about = {"function": getattr(function, "__qualname__", function), **declaration.about}
+    about = {"function": getattr(function, "__qualname__", function), **declaration.about, **form}
     return Report(about, tuple(results), diagnosis, history)
+
+
+def _other_form(subject: Any, sizes: Sizes) -> dict[str, Any]:
+    """Return the form of the convention in which a call returns, where none did in the usual form; empty if none does.
+
+    The form is a part of the subject's ``state``.
+    """
+    for form in getattr(subject.convention, "forms", ()):
+        with suppress(Exception):
+            replace(subject, state=subject.state | form)(subject.draw(sizes))
+            return form
+    return {}
+
+
+def _unjudged(result: Result) -> Result:
+    """Return the result of a law for a function of which no call ever returned."""
+    if not result.failed:
+        return result if result.status == "pass" else replace(result, status="not applicable")
+    calls = [line for line in result.traceback.splitlines() if line.startswith("The call: ")]
+    message = "; ".join(("no call of the function returned", f"it raised {result.message}", *calls[-1:], TAKES_SIZES))
+    return replace(result, status="not applicable", violation=0.0, message=message)
 
 
 def measurable(report: Report, declaration: Declaration) -> bool:
@@ -155,6 +218,8 @@ def measure(
     said = [result.message for result in report.results]
     subject = declaration.subject(function, surroundings)
     subject = replace(subject, lenient=ROUNDS_OPERATIONS in said, narrow=subject.narrow != (OTHER_TABLES in said))
+    if form := {name: report.about[name] for name in report.about.keys() - declaration.about.keys() - {"function"}}:
+        subject = replace(subject, state=subject.state | form)
     with surroundings.ours():
         seconds = THOROUGH_SECONDS if declaration.thorough else SECONDS
         if declaration.writes_cache:
@@ -208,7 +273,7 @@ def hold(
         outcome = replace(again, status="note", message=OTHER_TABLES) if again.status == "pass" else outcome
     outcome = replace(outcome, seconds=time.monotonic() - started)
     found(outcome)
-    if outcome.failed and shrink:
+    if outcome.failed and shrink and fresh().surroundings.returned:
         outcome = _shrunk(law, fresh, sizes, outcome, deadline=time.thread_time() + SHRINK_SECONDS)
         outcome = replace(outcome, seconds=time.monotonic() - started)
         found(outcome)

@@ -160,6 +160,7 @@ class CacheSubject(Implementation):
         """Call the function on these very tensors."""
         with self.surroundings.theirs():
             returned = call(self.function, arguments, self.convention.signature)
+        self.surroundings.returned = True
         written = self.convention.outputs(case, returned, arguments, memory)
         for name in ("q", "k", "v"):
             if (y := getattr(written, name)) is not None:

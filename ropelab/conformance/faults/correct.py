@@ -128,7 +128,7 @@ def huggingface(q, k, cos, sin, unsqueeze_dim=1, layout="split_half", out_layout
 
 def deepspeed(t, freqs_cos, freqs_sin):
     """Rotate ``t [..., D]`` by tables ``[..., R]`` that broadcast against it, with a column for each feature."""
-    return turn(t, *(pairs(table, "split_half") for table in (freqs_cos, freqs_sin)))
+    return turn(t, pairs(freqs_cos, "split_half"), pairs(freqs_sin, "split_half"))
 
 
 def mrope(q, k, cos, sin, positions, mrope_section, mrope_interleaved, layout="split_half"):
@@ -163,8 +163,9 @@ def turn_at(x, cos, sin, positions, layout="split_half"):
     The result is 0 where there is no position.
     """
     rows = positions.long().clamp(min=0)
-    tables = (table if isinstance(table, tuple) else (table, table) for table in (cos, sin))
-    y = turn(x, *((first[rows][..., None, :], second[rows][..., None, :]) for first, second in tables), layout)
+    both = (table if isinstance(table, tuple) else (table, table) for table in (cos, sin))
+    c, s = ((first[rows][..., None, :], second[rows][..., None, :]) for first, second in both)
+    y = turn(x, c, s, layout)
     return y.masked_fill((positions == NO_POSITION)[..., None, None], 0)
 
 
@@ -212,8 +213,8 @@ def transformer_engine(
     """
     if positions is None:
         positions = te_positions(t, tensor_format, cu_seqlens, cp_size, cp_rank)
-    tables = te_tables(freqs, interleaved) if tables is None else tables
-    y = turn_at(to_bshd(t, tensor_format), *tables, positions, interleaved_name(interleaved))
+    cos, sin = te_tables(freqs, interleaved) if tables is None else tables
+    y = turn_at(to_bshd(t, tensor_format), cos, sin, positions, interleaved_name(interleaved))
     return from_bshd(y, tensor_format)
 
 

@@ -38,9 +38,9 @@ def columns_read(subject: Subject, sizes: Sizes) -> tuple[Deviation, ...]:
     case = subject.draw(replace(sizes, batch=1, tokens=64, q_heads=1, k_heads=1), seed=7)
     other = others(subject)
     tables = []
-    for both in list(zip(subject.cosines(case), other.cosines(case), strict=True))[:2]:
-        tables.append(np.empty((case.shape[1], case.rotary_dim), both[0].dtype))
-        fill(tables[-1], case.rotary_dim, subject.out_layout, tuple(table[0, :, 0] for table in both))
+    for columns in list(zip(subject.cosines(case), other.cosines(case), strict=True))[:2]:
+        tables.append(np.empty((case.shape[1], case.rotary_dim), columns[0].dtype))
+        fill(tables[-1], case.rotary_dim, subject.out_layout, tuple(table[0, :, 0] for table in columns))
     outputs, told = by_feature(subject, case), told_by_feature(subject, case)
     found: list[Deviation | None] = []
     for name, x, y, (right, _) in zip(names(case), case.inputs, outputs, told, strict=True):

@@ -125,7 +125,14 @@ def composition(subject, sizes):
 def inverse(subject, sizes):
     case = subject.draw(sizes)
     back = replace(subject.with_inputs(case, _back_in(subject, case, subject(case))), inverse=True)
-    outputs = _back_in(subject, back, subject(back))
+    try:
+        outputs = _back_in(subject, back, subject(back))
+    except (Broken, NotApplicable):
+        raise
+    except Exception as refusal:
+        if not subject.convention.negates:
+            raise
+        raise NotApplicable(f"refuses negative positions ({type(refusal).__name__})") from refusal
     bounds = subject.expected(back)
     if subject.out_layout != subject.layout:  # both members of a pair get the sum of their bounds
         bounds = [(y, _pair_sums(b, sizes.rotary_dim, subject.out_layout, subject.layout)) for y, b in bounds]
@@ -200,8 +207,8 @@ def feature_columns(subject, sizes):
         inputs = tuple(x.detach().requires_grad_() for x in case.inputs)
         found = by_feature(subject, replace(case, inputs=inputs))
         with subject.surroundings.theirs():
-            gradients = torch.autograd.grad(found, inputs, tuple(map(copied, case.cotangents)), allow_unused=True)
-        gradients = [torch.zeros_like(x) if d is None else d for x, d in zip(inputs, gradients, strict=True)]
+            made = torch.autograd.grad(found, inputs, tuple(map(copied, case.cotangents)), allow_unused=True)
+        gradients = [torch.zeros_like(x) if d is None else d for x, d in zip(inputs, made, strict=True)]
         told = told_by_feature(subject, case, transposed=True)
         yield from against(case, gradients, told, "gradient of {} with a column for each feature", truth=True)
 

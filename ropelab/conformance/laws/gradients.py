@@ -13,6 +13,7 @@ from ropelab.conformance.case import Broken, NotApplicable, Noted
 from ropelab.conformance.law import AXES, Comparison, against, law, names
 from ropelab.conformance.laws.robustness import three_heads
 from ropelab.conformance.tensors import copied
+from ropelab.conformance.words import said
 
 ADJOINT = r"\langle R x, g \rangle = \langle x, R^\top g \rangle"
 
@@ -196,7 +197,8 @@ def along_each_table(subject, case, other) -> list[dict[str, torch.Tensor]]:
     subject.require_gradients()
     if subject.convention.computes_cosines:
         raise NotApplicable(f"{subject.convention.name}: the caller passes no cosines and sines")
-    kept = replace(case, inputs=tuple(map(copied, case.inputs)))
+    # Of a leaf that needs no gradient, autograd allows one view to be overwritten by what needs one, and no second.
+    kept = replace(case, inputs=tuple(copied(x.detach().requires_grad_()) for x in case.inputs))
     arguments, along = subject.arguments(kept), other.arguments(kept).others()
     tables = {n: t.requires_grad_() for n, t in arguments.others().items() if t.is_floating_point() or t.is_complex()}
     try:
@@ -210,8 +212,11 @@ def along_each_table(subject, case, other) -> list[dict[str, torch.Tensor]]:
     for y, g in zip(outputs, case.cotangents, strict=True):
         gradients: tuple = (None,) * len(tables)
         if y.requires_grad:
-            with subject.surroundings.theirs():
-                gradients = grad(y, tuple(tables.values()), copied(g), allow_unused=True, retain_graph=True)
+            try:
+                with subject.surroundings.theirs():
+                    gradients = grad(y, tuple(tables.values()), copied(g), allow_unused=True, retain_graph=True)
+            except Exception as refusal:  # in place, the result may overwrite the x that the gradient of a table needs
+                raise NotApplicable(f"refuses tables that require a gradient ({said(refusal)})") from refusal
         if subject.convention.constant_tables is not False and all(d is None for d in gradients):
             if subject.convention.constant_tables:
                 raise NotApplicable(f"{subject.convention.name}: its tables are constants")
@@ -236,12 +241,17 @@ def second_order(subject, sizes):
         raise NotApplicable("declared to be differentiable once")
     case = subject.cotangents(subject.draw(sizes))
     case = replace(case, cotangents=tuple(g.requires_grad_() for g in case.cotangents))
-    _, gradients = subject.gradients(case, create_graph=True)
-    if not all(d.requires_grad for d in gradients):
-        raise Broken("the gradient has no grad_fn: derivatives of it are lost, without an error")
     direction = subject.cotangents(case, seed=2).cotangents
-    with subject.surroundings.theirs():
-        second = grad(gradients, case.cotangents, direction)
+    try:
+        _, gradients = subject.gradients(case, create_graph=True)
+        if not all(d.requires_grad for d in gradients):
+            raise Broken("the gradient has no grad_fn: derivatives of it are lost, without an error")
+        with subject.surroundings.theirs():
+            second = grad(gradients, case.cotangents, direction)
+    except (Broken, NotApplicable):
+        raise
+    except Exception as refusal:
+        raise Noted(f"it refuses second derivatives ({said(refusal)})") from refusal
     forward = replace(case, inputs=direction, cotangents=())
     parts = zip(subject(forward), subject.expected(forward), strict=True)
     yield from against(case, second, [(exact(y), 2 * bound) for y, (_, bound) in parts], "second derivative of {}")

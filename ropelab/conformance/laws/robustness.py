@@ -9,8 +9,9 @@ from dataclasses import replace
 import torch
 
 from ropelab.conformance.case import Broken, Case, NotApplicable, Noted
+from ropelab.conformance.convention import accepts
 from ropelab.conformance.law import Comparison, against, against_truth, counted, law, names
-from ropelab.conformance.laws.numerics import require_quick
+from ropelab.conformance.laws.numerics import MOST_CALLS, require_few
 from ropelab.conformance.surroundings import filling, set_filling
 from ropelab.conformance.words import said
 from ropelab.layout.seq_format import to_bshd
@@ -44,13 +45,18 @@ def extents(subject, sizes):
         replace(sizes, batch=1, tokens=128, q_heads=1, k_heads=1),
     ):
         yield from against_truth(subject, subject.draw(other))
-    for other in (three_heads(sizes), odd_pairs(subject, sizes), wide_heads(subject, sizes)):
+    wide = wide_heads(subject, sizes)
+    if wide.rotary_dim != sizes.rotary_dim < sizes.head_dim and _turns_a_number(subject, wide, sizes.rotary_dim):
+        wide = replace(wide, rotary_dim=sizes.rotary_dim)
+    for other in (three_heads(sizes), odd_pairs(subject, sizes), wide):
         case = subject.draw(other)
         try:
             comparisons = list(against_truth(subject, case))
-        except (Broken, NotApplicable):
+        except NotApplicable:
             raise
         except Exception as refusal:  # a function may know certain heads only
+            if isinstance(refusal, Broken) and not (other is wide and subject.convention.own_tables):
+                raise
             yield f"refuses {other} ({type(refusal).__name__})"
             continue
         yield from comparisons
@@ -60,11 +66,19 @@ def extents(subject, sizes):
      r"y_t = R_t x_t \text{ for all } S")  # fmt: skip
 def token_counts(subject, sizes):
     for count in sizes.token_counts:
-        case = subject.draw(long_call(subject, sizes, count + 1))
         at = sampled(count)
+        try:
+            case = subject.draw(long_call(subject, sizes, count + 1))
+            found = [y[:, at] for y in subject(case)]
+        except (Broken, NotApplicable):
+            raise
+        except Exception as refusal:
+            if not subject.convention.own_tables:
+                raise
+            yield f"refuses {count + 1} tokens ({type(refusal).__name__})"  # its tables may end before
+            return
         few = replace(case, inputs=tuple(x[:, at] for x in case.inputs), positions=at)
-        truth = subject.expected(few)
-        yield from against(case, [y[:, at] for y in subject(case)], truth, truth=True, tokens=at.tolist())
+        yield from against(case, found, subject.expected(few), truth=True, tokens=at.tolist())
 
 
 def sampled(count: int) -> torch.Tensor:
@@ -87,6 +101,17 @@ def odd_pairs(subject, sizes):
     return sizes if made else replace(sizes, head_dim=rotary_dim, rotary_dim=rotary_dim)
 
 
+def _turns_a_number(subject, wide, rotary_dim: int) -> bool:
+    """Return whether a function that is not told how many features rotate turns a number of them, not a share."""
+    if not subject.convention.own_tables or subject.convention.partial or accepts(subject.function, "rotary_dim"):
+        return False
+    try:
+        found = list(against_truth(subject, subject.draw(replace(wide, rotary_dim=rotary_dim))))
+    except Exception:  # the law says how it deviates from a share
+        return False
+    return all((one.excess <= 1).all() for one in found)
+
+
 def wide_heads(subject, sizes):
     """Return sizes with heads of 128 features, which a kernel may turn in several blocks of features."""
     if isinstance(subject.function, torch.nn.Module):  # for heads of one size
@@ -95,19 +120,19 @@ def wide_heads(subject, sizes):
     return replace(sizes, batch=1, q_heads=2, k_heads=1, head_dim=128, rotary_dim=rotary_dim)
 
 
-def long_call(subject, sizes, tokens, limit=1.0):
-    """Return sizes with a number of tokens: all heads, or one head where all are too many, or take too long.
+def long_call(subject, sizes, tokens, limit=MOST_CALLS // 10):
+    """Return sizes with a number of tokens: all heads, or one head where all are too many, or too many calls in Python.
 
     Raises:
-        NotApplicable: a call with one head would take more than ``limit`` seconds.
+        NotApplicable: a call with one head would make more than ``limit`` calls in Python.
     """
     every = replace(sizes, batch=1, tokens=tokens)
     if tokens * sizes.q_heads <= MOST_ROWS:
         with suppress(NotApplicable):
-            require_quick(subject, every, limit)
+            require_few(subject, every, limit)
             return every
     one = replace(every, q_heads=1, k_heads=1)
-    require_quick(subject, one, limit)
+    require_few(subject, one, limit)
     return one
 
 
@@ -159,7 +184,7 @@ def far_apart(x: torch.Tensor) -> torch.Tensor:
 
 def _many_tokens(subject, sizes) -> Iterator[Comparison]:
     many = replace(sizes, batch=1, tokens=65_537, q_heads=1, k_heads=1)
-    require_quick(subject, many)
+    require_few(subject, many)
     yield from against_truth(subject, subject.draw(many))
 
 
