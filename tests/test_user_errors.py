@@ -70,7 +70,7 @@ MISTAKES = [
     ("verify somebodys:model --convention plain --sizes 64,", "sizes: expected integers that commas separate"),
     ("verify somebodys.py --convention plain", "target: expected package.module:function"),
     ("verify somebody:rope --convention plain", "No module named 'somebody'"),
-    ("verify somebodys:Rotary --convention plain", "got somebodys:Rotary, a class"),
+    ("verify somebodys:Rotary --convention plain", "got Rotary, a class"),
     ("verify somebodys:Rotary.forward --convention plain", "a method without an object"),
     ("verify-model no_such_architecture", "no_such_architecture"),
     ("verify-model somebodys:nothing", "has no attribute 'nothing'"),

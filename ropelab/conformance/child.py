@@ -24,7 +24,7 @@ from ropelab.conformance.declared import DTYPES, check_device, declare
 from ropelab.conformance.report import diagnosis, identification
 from ropelab.conformance.result import Result
 from ropelab.conformance.surroundings import Surroundings
-from ropelab.conformance.verify import judge, measurable, measure, usable
+from ropelab.conformance.verify import check_function, judge, measurable, measure
 from ropelab.conformance.words import failure, said
 
 REQUEST, NOTES = "request.json", "notes"
@@ -108,27 +108,15 @@ def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
     with surroundings.importing():
         function = load(target)
     try:
-        function = usable(function, declared["convention"])
+        check_function(function, declaration.convention)
     except TypeError as reason:
         raise Unusable(f"target: expected package.module:function, got {target} ({reason})") from None
-    if needed := _needs_object(function, declaration.about["convention"]):
-        raise Unusable(f"target: expected a function, got {target}, {needed}")
     report = judge(function, declaration, surroundings, begun=notes.begun, found=notes.result)
     notes.write("diagnosis", {"diagnosis": [str(fault) for fault in report.diagnosis], "words": diagnosis(report)})
     if measurable(report, declaration):
         notes.begun("the identification")
         found = measure(function, declaration, surroundings, report)
         notes.write("identification", {"found": found.as_dict(), "words": identification(found)})
-
-
-def _needs_object(function: Any, convention: str) -> str:
-    """Why a target can only be called on an object, and what to pass in its place; empty for other targets."""
-    instead = "name a function that makes an object and calls it"
-    if inspect.isclass(function) and convention != "module":
-        return f"a class: {instead}, or declare the convention module"
-    if inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "self":
-        return f"a method without an object: {instead}"
-    return ""
 
 
 def hold_model(notes: Notes, target: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ import torch
 from ropelab.conformance.cache.diagnose import diagnose as find_cache_faults
 from ropelab.conformance.cache.identify import identify_cache
 from ropelab.conformance.case import Broken, NotApplicable, Noted, Sizes
+from ropelab.conformance.convention import first_parameter
 from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.declared import Declaration, check_device, declare
 from ropelab.conformance.diagnose import SECONDS as DIAGNOSIS_SECONDS
@@ -75,7 +75,7 @@ def verify(
     """
     declaration = declare(convention, **declared)
     check_device(declaration.about["device"])
-    function = usable(function, convention)
+    check_function(function, convention)
     surroundings = Surroundings()
     report = judge(function, declaration, surroundings, shrink=shrink, diagnose=diagnose)
     if not (diagnose and measurable(report, declaration)):
@@ -83,39 +83,19 @@ def verify(
     return replace(report, measuring=lambda: measure(function, declaration, surroundings, report))
 
 
-def usable(function: Any, convention: str) -> Callable[..., Any]:
-    """Return the function to judge: of a class or a method without an instance, that of a new instance.
-
-    The convention ``"module"`` takes a class as it is.
-
-    Raises:
-        TypeError: ``function`` cannot be called, or its class needs arguments to make an instance.
-    """
+def check_function(function: Any, convention: str) -> None:
+    """Raise TypeError unless ``function`` can be called, and without an object that it is a method of."""
     if not callable(function):
         raise TypeError(f"function: expected something that can be called, got {type(function).__name__}")
-    kind, name = _needs_instance(function, convention)
-    if kind is None:
-        return function
-    try:
-        return getattr(kind(), name)
-    except (AttributeError, TypeError) as reason:
-        one = f"{kind.__name__}(...)" + f".{name}".removesuffix(".__call__")
+    instead = "pass a function that makes an object and calls it"
+    if inspect.isclass(function) and convention != "module":
+        name = function.__name__
         raise TypeError(
-            f"function: expected a function, got {function.__qualname__}, which needs an instance ({reason}): "
-            f"pass {one}, or a function that makes it and calls it"
-        ) from None
-
-
-def _needs_instance(function: Callable[..., Any], convention: str) -> tuple[type | None, str]:
-    """Return the class of which ``function`` needs an instance, and the name of the method; None if it needs none."""
-    if isinstance(function, type):
-        return (None, "") if convention == "module" else (function, "__call__")
-    owner, _, name = getattr(function, "__qualname__", "").rpartition(".")
-    kind: Any = sys.modules.get(getattr(function, "__module__", ""))
-    for part in owner.split("."):
-        kind = getattr(kind, part, None)
-    method = isinstance(kind, type) and inspect.isfunction(function) and vars(kind).get(name) is function
-    return (kind, name) if method else (None, "")
+            f"function: expected a function, got {name}, a class: {instead}, or declare the convention module"
+        )
+    if inspect.isfunction(function) and first_parameter(function) == "self":
+        name = function.__qualname__
+        raise TypeError(f"function: expected a function, got {name}, a method without an object: {instead}")
 
 
 def judge(
