@@ -161,10 +161,12 @@ def test_markdown_of_a_right_function_and_of_one_that_is_not_judged():
 
 def test_markdown_keeps_tables_whole():
     def raises(x, positions):
-        raise ValueError("a | b\n<c>")
+        if x.shape[1] == 4:
+            raise ValueError("a | b\n<c>")
+        return correct.plain(x, positions)
 
-    said = verify(raises, "plain", laws=["definition"], diagnose=False).to_markdown()
-    (row,) = (line for line in said.splitlines() if line.startswith("| `definition`"))
+    said = verify(raises, "plain", laws=["extents"], diagnose=False).to_markdown()
+    (row,) = (line for line in said.splitlines() if line.startswith("| `extents`"))
     assert len(re.findall(r"(?<!\\)\|", row)) == 7 and "<" not in row
 
 

@@ -206,6 +206,8 @@ def feature_columns(subject, sizes):
         case = subject.cotangents(case)
         inputs = tuple(x.detach().requires_grad_() for x in case.inputs)
         found = by_feature(subject, replace(case, inputs=inputs))
+        if not all(y.requires_grad for y in found):
+            raise Broken("the output has no grad_fn: autograd has no record of the function, and no gradient arrives")
         with subject.surroundings.theirs():
             made = torch.autograd.grad(found, inputs, tuple(map(copied, case.cotangents)), allow_unused=True)
         gradients = [torch.zeros_like(x) if d is None else d for x, d in zip(inputs, made, strict=True)]

@@ -205,19 +205,19 @@ def _same(subject, sizes, call: Callable, what: str, setting: str):
     The caller asks for the setting, so a rotation by matrix products may follow it, and round x, cosines and sines. It
     is noted if far positions turn by the right angles; angles that follow the setting are wrong there.
     """
-    case = subject.draw(sizes, dtype=torch.float32)
-    outputs, parts = call(subject, case), zip(subject(case), subject.expected(case), strict=True)
+    outputs, case = call(subject, subject.draw(sizes, dtype=torch.float32)), subject.draw(sizes, dtype=torch.float32)
+    parts = zip(subject(case), subject.expected(case), strict=True)
     found = list(against(case, outputs, [(exact(y), 2 * bound) for y, (_, bound) in parts], what))
     if all(y.dtype == torch.float32 for y in outputs) and all((one.excess <= 1).all() for one in found):
         yield from found
         return
-    far = subject.draw(replace(sizes, batch=1, tokens=FAR, q_heads=1, k_heads=1), dtype=torch.bfloat16)
-    truth = [(y, 2 * bound) for y, bound in replace(subject, lenient=True).expected(far)]  # 2: products in any order
-    far = replace(far, inputs=tuple(x.float() for x in far.inputs))
-    comparisons = list(against(far, call(subject, far), truth, what, truth=True))
-    if all((one.excess <= 1).all() for one in comparisons):
-        raise Noted(f"it rotates by matrix products, which follow {setting}")
-    yield from comparisons
+    for extents in (sizes, replace(sizes, batch=1, tokens=FAR, q_heads=1, k_heads=1)):
+        case = subject.draw(extents, dtype=torch.bfloat16)
+        # Twice the bound of a rotation in 16 bits, because the operations of a product are in any order.
+        truth = [(y, 2 * bound) for y, bound in replace(subject, lenient=True).expected(case)]
+        case = replace(case, inputs=tuple(x.float() for x in case.inputs))
+        yield from against(case, call(subject, case), truth, what, truth=True)
+    raise Noted(f"it rotates by matrix products, which follow {setting}")
 
 
 def _unchanged(subject, other, sizes, what):

@@ -69,6 +69,7 @@ def token_counts(subject, sizes):
         at = sampled(count)
         try:
             case = subject.draw(long_call(subject, sizes, count + 1))
+            truth = subject.expected(replace(case, inputs=tuple(x[:, at] for x in case.inputs), positions=at))
             found = [y[:, at] for y in subject(case)]
         except (Broken, NotApplicable):
             raise
@@ -77,8 +78,7 @@ def token_counts(subject, sizes):
                 raise
             yield f"refuses {count + 1} tokens ({type(refusal).__name__})"  # its tables may end before
             return
-        few = replace(case, inputs=tuple(x[:, at] for x in case.inputs), positions=at)
-        yield from against(case, found, subject.expected(few), truth=True, tokens=at.tolist())
+        yield from against(case, found, truth, truth=True, tokens=at.tolist())
 
 
 def sampled(count: int) -> torch.Tensor:
