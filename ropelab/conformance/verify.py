@@ -253,8 +253,9 @@ def hold(
         outcome = replace(again, status="note", message=OTHER_TABLES) if again.status == "pass" else outcome
     outcome = replace(outcome, seconds=time.monotonic() - started)
     found(outcome)
-    if outcome.failed and shrink and fresh().surroundings.returned:
-        outcome = _shrunk(law, fresh, sizes, outcome, deadline=time.thread_time() + SHRINK_SECONDS)
+    if outcome.failed and shrink:
+        smallest = _shrunk(law, fresh, sizes, outcome, deadline=time.thread_time() + SHRINK_SECONDS)
+        outcome = smallest if fresh().surroundings.returned else outcome  # else no call is better than the first
         outcome = replace(outcome, seconds=time.monotonic() - started)
         found(outcome)
     return outcome
