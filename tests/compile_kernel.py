@@ -298,7 +298,7 @@ def main(capability: int) -> None:
 def compile_for_amd(architecture: str) -> None:
     """Every kernel compiles as it would be launched where torch is built for AMD's GPUs."""
     with mock.patch.object(torch.version, "hip", "7.0"):
-        for layout, shape in itertools.product(LAYOUTS, (SHAPES[0], SHAPES[3])):
+        for layout, shape in zip(LAYOUTS, (SHAPES[0], SHAPES[3]), strict=True):
             rotation(shape, layout, architecture)
             rotation(shape, layout, architecture, positions=torch.empty(1, 64, dtype=torch.int32))
             table_free(shape, layout, architecture)

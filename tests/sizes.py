@@ -2,7 +2,7 @@
 
 Each ``parametrize`` mark is a factor, however many names it has, and so is each fixture with params. Of each function,
 core keeps cases that have every pair of values of two factors. A row of a table is a value, so that none is ever left
-out; a product is written as stacked marks, one for each factor.
+out; a product is written as stacked marks, one for each factor. What has the mark ``full`` runs at that size alone.
 """
 
 import itertools
@@ -22,7 +22,7 @@ def pytest_addoption(parser):
         choices=SIZES,
         default="core",
         help="smoke: the first case of each test function; core: every pair of values of stacked parametrize marks; "
-        "full: every case, and random examples for the property tests",
+        "full: every case, also those marked so, and random examples for the property tests",
     )
 
 
@@ -58,15 +58,16 @@ def covering(cases: list[list]) -> list[int]:
 @pytest.hookimpl(trylast=True)  # -k and -m choose first
 def pytest_collection_modifyitems(config, items):
     size = config.getoption("size")
+    if size == "full":
+        return
+    left_out = {item for item in items if item.get_closest_marker("full")}
     functions: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if hasattr(item, "callspec"):
+        if hasattr(item, "callspec") and item not in left_out:
             functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = set()
-    if size != "full":
-        for cases in functions.values():
-            kept = [0] if size == "smoke" else covering([factors(case) for case in cases])
-            left_out |= set(cases) - {cases[place] for place in kept}
+    for cases in functions.values():
+        kept = [0] if size == "smoke" else covering([factors(case) for case in cases])
+        left_out |= set(cases) - {cases[place] for place in kept}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]

@@ -26,6 +26,10 @@ def test_table(row, is_wrong):
 
 def test_alone():
     pass
+
+@pytest.mark.parametrize("target", [pytest.param("80", marks=pytest.mark.full), "90"])
+def test_targets(target):
+    pass
 """
 
 
@@ -47,6 +51,7 @@ def test_smoke_is_the_first_case_of_each_function(collected):
         "test_product",
         "test_table",
         "test_alone",
+        "test_targets",
     ]
 
 
@@ -54,6 +59,8 @@ def test_core_has_every_row_and_every_pair_of_values(collected):
     cases = collected()
     assert cases == collected("--size=core")
     assert sum(name.startswith("test_table") for name in cases) == 20
+    assert "test_targets[90]" in cases and "test_targets[80]" not in cases
+    assert "test_targets[80]" in collected("--size=full")
 
     product, whole = (
         [name.partition("[")[2] for name in names if name.startswith("test_product")]
