@@ -47,11 +47,13 @@ def rotate(
         starts = torch.as_tensor(offsets, device=x.device).long().expand(batch)[:, None]
         # An offset without a position gives no token of the sequence a position.
         positions = torch.where(starts == _NO_POSITION, starts, starts + torch.arange(seq_len, device=x.device))
-    along = positions.long()[list(axes)] if axes is not None else positions.long()[None]
+    along = positions.long()[: max(axes) + 1] if axes is not None else positions.long()[None]
     along = along if along.ndim == 3 else along[:, None]
-    positions = along.expand(-1, batch, seq_len).movedim(0, -1)  # of each column, or of all
+    positions = along.expand(-1, batch, seq_len).movedim(0, -1)  # along each axis
+    is_token = (positions != _NO_POSITION).any(-1)[..., None, None]
+    if axes is not None:
+        positions = positions[..., list(axes)]  # of each column
     has_row = positions != _NO_POSITION
-    is_token = has_row.any(-1)[..., None, None]
 
     cos, sin = (t.double().expand(batch, *t.shape[-2:]) for t in (cos, sin))
     row, column = torch.where(has_row, positions.abs(), 0), torch.arange(cos.shape[-1], device=x.device)

@@ -65,6 +65,15 @@ def test_bits_are_those_of_axial_tables(device, head_dim, axes, layout):
             assert_rotated(y, x, **tables, positions=positions, axes=axes, **options)
 
 
+def test_an_axis_that_no_pair_reads_counts_as_a_position(device):
+    """The features that do not rotate stay; the pairs, which have no position, are zero. So says the definition."""
+    (q, _), tables, positions = inputs(device, 16, (1, 1), dtype=torch.float32)
+    positions[:, ..., 3] = torch.tensor([2, NO_POSITION], device=device)[:, None]
+    y = apply_rope(q, **tables, positions=positions, axes=(1, 1))
+    assert torch.equal(y[:, 3, :, 4:], q[:, 3, :, 4:]) and not y[:, 3, :, :4].any()
+    assert_rotated(y, q, **tables, positions=positions, axes=(1, 1), layout="split_half", seq_format="bshd")
+
+
 @CASES
 def test_gradients_are_those_of_axial_tables(device, head_dim, axes):
     xs, tables, positions = inputs(device, head_dim, axes, dtype=torch.float64)
