@@ -11,9 +11,9 @@ from types import ModuleType
 
 import torch
 
+from ropelab.call.traced import one_node
 from ropelab.interop.broadcast import as_joined, check_tables, formula, rotate_in_one_launch
 from ropelab.interop.patch import Patch, Place
-from ropelab.symbolic_trace import one_node
 
 RotationFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -24,11 +24,11 @@ import torch
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, choice, dtype_name, flag, integer, number, shown
 from ropelab.call.memory import is_plain, may_share_elements, overlaps_itself
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
+from ropelab.call.traced import one_node
 from ropelab.interop.refusals import renamed
 from ropelab.interop.shapes import check_shape
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.paged_cache import rope_and_cache
-from ropelab.symbolic_trace import one_node
 
 _OF_HEADS = {
     "q": "q_rope", "k": "k_rope", "key_cache": "paged_kv_cache[0]", "value_cache": "paged_kv_cache[1]",

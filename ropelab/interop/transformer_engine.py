@@ -21,12 +21,12 @@ from collections.abc import Sequence
 import torch
 
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, choice, flag, integer, integers, shown, tensor
+from ropelab.call.traced import one_node
 from ropelab.interop.refusals import renamed
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.seq_format import SEQ_AXIS
 from ropelab.positions.packed import PackedSequences, context_parallel_positions
 from ropelab.rope import apply_rope
-from ropelab.symbolic_trace import one_node
 
 FORMATS = ("sbhd", "bshd", "thd")
 LEGACY, LINEAR = "legacy", "linear"

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from ropelab.arguments import POSITION_DTYPES, check_tensor, choice, dtype_name, flag, integer, single, tensor
+from ropelab.call.traced import one_node
 from ropelab.interop.refusals import renamed
 from ropelab.interop.shapes import check_shape
 from ropelab.paged_cache import mla_rope_and_cache, rope_and_cache
-from ropelab.symbolic_trace import one_node
 
 _FLOAT8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 KV_CACHE_DTYPES = ("auto", *_FLOAT8)

@@ -3,9 +3,9 @@
 import torch
 
 from ropelab.arguments import integer, tensor
+from ropelab.call.traced import one_node
 from ropelab.interop.broadcast import as_joined, check_tables, formula, promoted, rotate_in_one_launch
 from ropelab.layout.pairing import check_layout
-from ropelab.symbolic_trace import one_node
 
 
 @one_node

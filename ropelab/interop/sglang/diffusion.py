@@ -3,10 +3,10 @@
 import torch
 
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, flag, integer, tensor
+from ropelab.call.traced import one_node
 from ropelab.interop.refusals import renamed
 from ropelab.interop.sglang.split_tables import KEPT
 from ropelab.rope import apply_rope
-from ropelab.symbolic_trace import one_node
 
 _FREQS_DTYPES = (*DTYPES, torch.complex64, torch.complex128)
 

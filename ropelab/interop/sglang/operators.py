@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import torch
 
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, flag, integer, tensor
+from ropelab.call.traced import one_node
 from ropelab.interop.refusals import renamed
 from ropelab.rope import apply_rope
-from ropelab.symbolic_trace import one_node
 
 
 @one_node
