@@ -3,7 +3,7 @@ PYTHON ?=
 BASE_PYTHON ?= python3
 # The studies of `make measure`, as "te_layer tiles"; by default all but the wide sweeps.
 ONLY ?=
-# Whose records `make reproduce` draws, as nvidia-h200; by default of the GPU at hand, or of the first that has any.
+# Whose committed records `make reproduce` draws, as nvidia-h200; by default of the GPU at hand, or of the first that has any.
 GPU ?=
 # Options of JupyterLab for `make lab`, as "--ip=0.0.0.0 --port=8899" in a container.
 OPTIONS ?=
@@ -42,11 +42,11 @@ check: has-check ## ruff's rules and format, and the types of the library, in a 
 smoke: has-study ## the study with tiny parameters, in a minute or two
 	$(STUDY) --build build/smoke reproduce --smoke
 
-reproduce: has-study has-peers ## the whole study: measure (on a GPU), run every notebook, write the report
+reproduce: has-study has-peers ## the whole study: measure (on a GPU, into build/), run every notebook, write the report
 	$(STUDY) peers
 	$(STUDY) reproduce --gpu "$$GPU"
 
-measure: has-study has-peers ## measure on this GPU and replace its records under data/measurements/
+measure: has-study has-peers ## for maintainers: measure, and replace this GPU's records in data/measurements/
 	$(STUDY) peers
 	set -f; $(STUDY) measure -- $$ONLY
 

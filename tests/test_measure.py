@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -76,11 +77,14 @@ def test_the_command_measures_what_it_is_asked_for(options, only, monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(commands.processes, "start_server", lambda modules: None)
-    monkeypatch.setattr(
-        commands, "take_measurements", lambda build, smoke, only: asked.append(only) or measure.Measured([], {}, [])
-    )
+
+    def take(directory, build, smoke, only):
+        asked.append((directory, only))
+        return measure.Measured(directory, [], {}, [])
+
+    monkeypatch.setattr(commands, "take_measurements", take)
     assert CliRunner().invoke(commands.app, ["measure", *options]).exit_code == 0
-    assert asked == [list(registered.all_studies()) if only == "all" else only]
+    assert asked == [(records.MEASUREMENTS, list(registered.all_studies()) if only == "all" else only)]
     refused = CliRunner().invoke(commands.app, ["measure", "--all", "dense"])
     assert refused.exit_code and "--all: expected no names beside it, got dense" in refused.output
 
@@ -223,7 +227,7 @@ def test_every_study_declares_the_memory_that_its_records_say_it_took(tmp_path):
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch):
+def as_on_a_gpu(tmp_path, monkeypatch):
     """Run jobs as on a GPU, but in this process; every study adds (name, how the clock goes) to the returned list."""
     ran, clock = [], timing.gpu_times
 
@@ -252,6 +256,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(gpu_memory, "watch", lambda: None)
     monkeypatch.setattr(gpu_memory, "peak_reserved", lambda: 3 * GIB)
     monkeypatch.setattr(records, "_gpu", lambda: {"name": "a GPU"})
+    monkeypatch.setattr(records, "MEASUREMENTS", tmp_path / "committed")
     for name, answer in (("is_available", True), ("mem_get_info", (80 * GIB, 80 * GIB)), ("get_device_name", "a GPU")):
         monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
     return ran
@@ -341,6 +346,53 @@ def test_what_does_not_fit_beside_others_is_measured_alone(tmp_path, monkeypatch
     monkeypatch.setattr(schedule, "side_by_side", run)
     measure.measure(tmp_path, build=tmp_path)
     assert as_on_a_gpu.count(("memory", "runs")) == 1 and ("memory", "refused") not in as_on_a_gpu
+
+
+# ------------------------------------------------------------------------------------------- reproduce
+
+
+def times(us, *contenders):
+    return pd.DataFrame([{"cell": cell, "contender": name, "median_us": us} for name in contenders for cell in "ab"])
+
+
+def test_reproduce_leaves_committed_records_alone_and_shows_its_own_beside_them(tmp_path, monkeypatch, as_on_a_gpu):
+    for module in ("bs4", "nbformat", "papermill", "latex2mathml"):
+        pytest.importorskip(module)
+    from bs4 import BeautifulSoup
+
+    from ropelab.study.engine import runner
+    from ropelab.study.site import ledgers
+
+    def absent(*, smoke):
+        raise Unavailable("no compiler")
+
+    committed, build = tmp_path / "committed", tmp_path / "build"
+    records.write("one", times(4.0, "ropelab", "other"), committed)
+    before = {path: path.read_bytes() for path in committed.rglob("*.*")}
+    known = {
+        "one": Study(lambda *, smoke: times(3.0, "ropelab", "newer"), gpu_gib=1),
+        "first": Study(lambda *, smoke: times(5.0, "ropelab"), gpu_gib=1),
+        "facts": Study(lambda *, smoke: pd.DataFrame({"right": [True]}), gpu_gib=1, timed=False),
+        "compiled": Study(absent, gpu_gib=1),
+    }
+    monkeypatch.setattr(registered, "all_studies", lambda: known)
+    monkeypatch.setattr(commands, "MEASUREMENTS", committed)
+    monkeypatch.setattr(commands.processes, "start_server", lambda modules: None)
+    monkeypatch.setattr(runner, "run_notebooks", lambda *given, **options: iter(()))
+    monkeypatch.setattr(ledgers, "begun", lambda where: nullcontext(list))
+    done = CliRunner().invoke(commands.app, ["--build", str(build), "reproduce"])
+    assert done.exit_code == 0, done.output
+    assert {path: path.read_bytes() for path in committed.rglob("*.*")} == before
+    assert {path.stem for path in build.glob("measurements/a-gpu/*.csv")} == {"one", "first", "facts"}
+    page = BeautifulSoup((build / "report" / "measured.html").read_text(), "html.parser")
+    assert [[cell.text for cell in row.select("th, td")] for row in page.select("tbody tr")] == [
+        ["first", "ropelab", "2", "5", "", ""],
+        ["one", "ropelab", "2", "3", "4", "0.75"],
+        ["", "newer", "2", "3", "", ""],
+    ]
+    assert "compiled: no compiler" in [one.text for one in page.select("main li")]
+    records_page = (build / "report" / "records.html").read_text()
+    assert 'id="one"' in records_page and 'id="first"' not in records_page
 
 
 # ------------------------------------------------------------------------------------------- interrupted

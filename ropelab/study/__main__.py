@@ -53,7 +53,7 @@ def main(
 
 @app.command()
 def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> None:
-    """Measure if there is a GPU, run every notebook, write the report."""
+    """Measure if there is a GPU, run every notebook, write the report. Everything goes to the build folder."""
     can_measure = torch.cuda.is_available()
     # The imports of the server run beside the imports of this process.
     processes.start_server([*MEASURING, *REPORTING] if can_measure else REPORTING)
@@ -73,8 +73,8 @@ def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> No
 
     if can_measure:
         print("measuring", flush=True)
-        measured = take_measurements(build, smoke)
-        said("measured", time.monotonic() - started)
+        measured = take_measurements(build / "measurements", build, smoke)
+        said("measured", time.monotonic() - started, f"  {measured.directory}")
     else:
         print("no GPU: Triton's interpreter runs the kernels, and times come from the committed records")
 
@@ -93,7 +93,7 @@ def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> No
 
         began = time.monotonic()
         page = build / "report" / "index.html"
-        new = measured.studies if measured and not smoke else ()
+        new = None if smoke else measured
         problems = report.write(page, runs, judged(), smoke=smoke, where=where, measured=new)
     said("report", time.monotonic() - began, f"  {page}")
     for problem in problems:
@@ -113,7 +113,7 @@ def measure(
     smoke: Smoke = False,
     every: Annotated[bool, typer.Option("--all", help="The wide sweeps as well.")] = False,
 ) -> None:
-    """Measure on this GPU and replace its records; with --smoke, write trial records elsewhere."""
+    """Measure on this GPU and replace its committed records; with --smoke, write trial records elsewhere."""
     if every and studies:
         refuse(f"--all: expected no names beside it, got {' '.join(studies)}")
     has_gpu = torch.cuda.is_available()
@@ -129,7 +129,8 @@ def measure(
         sys.exit(f"measuring needs a CUDA GPU, and torch {torch.__version__} sees none on this machine")
     if every:
         studies = list(registered.all_studies())
-    measured = take_measurements(context.obj, smoke, studies)
+    directory = context.obj / "measurements" if smoke else MEASUREMENTS
+    measured = take_measurements(directory, context.obj, smoke, studies)
     print(measured, end="")
     raise typer.Exit(bool(measured.broken))
 
@@ -215,10 +216,10 @@ def run(*command: str) -> None:
         raise typer.Exit(code)
 
 
-def take_measurements(build: Path, smoke: bool, only: list[str] | None = None) -> "Measured":
+def take_measurements(directory: Path, build: Path, smoke: bool, only: list[str] | None = None) -> "Measured":
     from ropelab.study.engine.measure import measure
 
-    return measure(build / "measurements" if smoke else MEASUREMENTS, smoke=smoke, only=only, build=build)
+    return measure(directory, smoke=smoke, only=only, build=build)
 
 
 def chosen(gpu: str) -> Selection:

@@ -45,14 +45,18 @@ class Progress:
         return f"{minutes(now - self._started)} so far, about {minutes(timed + max(0, self._beside_ends - now))} left"
 
 
-def seconds(wanted: Sequence[str], directory: Path, smoke: bool) -> dict[str, tuple[float, float]]:
+def seconds(wanted: Sequence[str], directories: Sequence[Path], smoke: bool) -> dict[str, tuple[float, float]]:
     """Study -> seconds untimed and timed, by the first records of any GPU that note them, else 0.
 
     The time in which a study waited for other studies, which older records note, does not count.
     """
     known, found = registered.all_studies(), {}
     for study in wanted:
-        recorded = [_parameters(study, directory, gpu, smoke) for gpu in (None, *records.gpus(directory))]
+        recorded = [
+            _parameters(study, directory, gpu, smoke)
+            for directory in directories
+            for gpu in (None, *records.gpus(directory))
+        ]
         alone = next((p["seconds"] - p.get("seconds_waiting", 0.0) for p in recorded if p.get("seconds")), 0.0)
         beside = next((p["seconds_beside"] for p in recorded if p.get("seconds_beside")), 0.0)
         found[study] = (beside, alone) if known[study].timed else (beside or alone, 0.0)

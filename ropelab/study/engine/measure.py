@@ -18,11 +18,13 @@ class Measured:
     """The outcome of a run.
 
     Attributes:
+        directory: where the records lie.
         studies: the studies that the run has recorded, before it was interrupted or now.
         missing: what this machine lacks, as a package -> the contenders and studies that did not run for that reason.
         broken: the studies that raised, or whose table is no record.
     """
 
+    directory: Path
     studies: Sequence[str]
     missing: Mapping[str, Sequence[str]]
     broken: Sequence[str]
@@ -62,13 +64,13 @@ def measure(
     for name, status in not_run.items():
         missing.setdefault(status.removeprefix("not run: "), []).append(name)
     tables = {study: records.files(study, directory, records.environment()["gpu"]["name"])[0] for study in wanted}
-    run = unfinished.resume(build, tables, smoke=smoke)
+    run = unfinished.resume(build, tables, smoke=smoke, directory=str(directory.resolve()))
     if run.done:
         print(
             f"  going on where a run was interrupted: {len(run.done)} of {len(wanted)} studies are measured", flush=True
         )
     broken = []
-    progress = expected.Progress(wanted, run.done, expected.seconds(wanted, directory, smoke))
+    progress = expected.Progress(wanted, run.done, expected.seconds(wanted, [directory, records.MEASUREMENTS], smoke))
     for outcome in schedule.outcomes([study for study in wanted if study not in run.done], smoke, progress):
         said = ""
         if outcome.error:
@@ -95,7 +97,7 @@ def measure(
         print(f"  [{progress.done(outcome.study)}] {outcome.study}: {said}; {progress.left}", flush=True)
     if not broken:
         run.finish()
-    return Measured(list(run.done), missing, broken)
+    return Measured(directory, list(run.done), missing, broken)
 
 
 def _record(study: str, outcome: JobResult, directory: Path, *, smoke: bool, not_run: Mapping[str, str]) -> None:

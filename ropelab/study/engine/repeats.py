@@ -30,12 +30,12 @@ TIMING = "ropelab.bench.timing"
 SHARE = 0.95
 """The share of the cells whose times in two runs lie within the distance that counts as noise."""
 
-# The columns that describe a cell, where a record has them.
-_CELL = [
+CELL = [
     "cell", "case", "part", "kind", "what", "caller", "encoder", "variant", "batch", "seq_len", "encoding_dim",
     "n_seqs", "longest", "tokens", "freqs_len", "q_heads", "k_heads", "heads", "head_dim", "rotary_dim", "dtype",
     "layout", "seq_format", "storage", "direction", "step", "mode", "timer", "clones", "contender",
 ]  # fmt: skip
+"""The columns that describe a cell, where a record has them."""
 
 
 @cache
@@ -51,7 +51,8 @@ def between_runs(study: str, frame: pd.DataFrame) -> pd.Series:
     table = _table()
     timers = frame["timer"] if "timer" in frame else pd.Series("", frame.index)
     usual = float(table.median())
-    return timers.map(lambda timer: float(table.get((study, timer), usual)))
+    # Of no rows, pandas would keep the type of the timers, which is text.
+    return timers.map(lambda timer: table.get((study, timer), usual)).astype(float)
 
 
 def distances(earlier: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
@@ -61,7 +62,7 @@ def distances(earlier: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
         Columns timer (``""`` where the record has none) and distance.
     """
     both = [frame.assign(timer=frame["timer"] if "timer" in frame else "") for frame in (earlier, later)]
-    keys = [name for name in _CELL if all(name in frame for frame in both)]
+    keys = [name for name in CELL if all(name in frame for frame in both)]
     times = [
         frame[frame.median_us.notna() & ~frame.contender.str.startswith(OURS)].drop_duplicates(keys, keep=False)
         for frame in both

@@ -3,7 +3,6 @@
 import os
 import platform
 from collections import defaultdict
-from collections.abc import Collection
 from datetime import datetime
 
 import torch
@@ -12,13 +11,13 @@ from ropelab.bench import records
 from ropelab.study.plots import registry as figures
 
 
-def provenance(where: records.Selection, measured: Collection[str] = ()) -> tuple[list[dict], list[str]]:
+def provenance(where: records.Selection) -> tuple[list[dict], list[str]]:
     """Every record, and the figures that cannot be drawn.
 
     Returns:
         Two lists. The first has a row for each record: study, figures (the names of those that draw it), source (when
-        and where it was measured, or why it cannot be believed), now (whether this run measured it) and stale (what
-        has changed since). The second has a line for each figure that cannot be drawn.
+        and where it was measured, or why it cannot be believed) and stale (what has changed since). The second has a
+        line for each figure that cannot be drawn.
     """
     rows, damaged = [], []
     drawn = defaultdict(list)
@@ -31,12 +30,11 @@ def provenance(where: records.Selection, measured: Collection[str] = ()) -> tupl
             drawn[study].append(figure)
     paths = where.directory.glob(f"{where.gpu or '*'}/*.json")
     for study, gpu in sorted((path.stem, path.parent.name) for path in paths):
-        now = study in measured and gpu == records.here()
-        row = {"study": study, "figures": drawn[study], "now": now, "stale": ""}
+        row = {"study": study, "figures": drawn[study], "stale": ""}
         try:
             record = records.load(study, where, gpu=gpu)
-            when = "in this run" if now else record.provenance["utc"][:10]
-            rows.append(row | {"source": f"{record.provenance['gpu']['name']}, {when}", "stale": changed_code(record)})
+            source = f"{record.provenance['gpu']['name']}, {record.provenance['utc'][:10]}"
+            rows.append(row | {"source": source, "stale": changed_code(record)})
         except records.Unusable as error:
             rows.append(row | {"source": str(error)})
     return rows, damaged

@@ -1,7 +1,7 @@
 """Write the report: the story on the first page, then the guide, the book, the court and the reference."""
 
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,11 +15,13 @@ from ropelab.bench import records, whole_file
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine.findings import WAYS, counted
 from ropelab.study.engine.ledger import disagreements, tally
+from ropelab.study.engine.measure import Measured
 from ropelab.study.engine.runner import Run
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.site import guide, reference, search
 from ropelab.study.site.chapters import FIGURES, RECORDS_PAGE, Chapter, chapter
 from ropelab.study.site.ledgers import Ledger, ledger
+from ropelab.study.site.measured import beside_committed
 from ropelab.study.site.provenance import origin, provenance
 
 HERE = Path(__file__).parent
@@ -31,14 +33,14 @@ PARTS = ("Use it", "Book", "Court", "Reference")
 
 def write(
     page: Path, runs: list[Run], ledgers: Sequence[Ledger] | None = None, *, smoke: bool = False,
-    where: records.Where = records.MEASUREMENTS, measured: Collection[str] = (),
+    where: records.Where = records.MEASUREMENTS, measured: Measured | None = None,
 ) -> list[str]:  # fmt: skip
     """Write the report of these runs to ``page``, the first page, and to pages and a folder ``assets`` beside it.
 
     Args:
         ledgers: the ledger of each document; by default they are computed here.
         where: the records that the notebooks read.
-        measured: the studies that were measured in this run.
+        measured: the measurements of this run; they get a page of their own.
 
     Returns:
         A line for each thing that a reader of the report will miss: formulas left as text, a ledger that failed, or a
@@ -51,13 +53,15 @@ def write(
     if ledgers is None:
         ledgers = [ledger(document, where) for document in documents.documents()]
     problems += [one.trouble for one in ledgers if one.trouble]
-    sources, damaged = provenance(where, measured)
+    sources, damaged = provenance(where)
     problems += damaged
     overviews = [
         guide.Page("ledger.html", "Ledger of claims", "Court", [(one.key, one.document) for one in ledgers]),
         guide.Page("findings.html", "All findings", "Book"),
         guide.Page(RECORDS_PAGE, "Records", "Court"),
     ]
+    if measured:
+        overviews.append(guide.Page("measured.html", "Measured in this run", "Court"))
     judged, axes = _by_gpu(ledgers), {"outcome": list(Outcome), "basis": list(Basis)}
     listed = [overviews[0], *chapters, *overviews[1:], *guide.guides(), *reference.references()]
 
@@ -72,6 +76,8 @@ def write(
         first=page.name,
         ledgers=ledgers,
         sources=sources,
+        measured=measured,
+        times=beside_committed(measured).to_dict("records") if measured else [],
         troubles=[f"{run.name} stopped in {run.failure}; no later cell ran" for run in runs if run.failure] + problems,
         axes=axes,
         tallies=[tally(judged, axis, names) for axis, names in axes.items() if judged],
