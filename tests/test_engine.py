@@ -247,6 +247,7 @@ def test_the_distance_of_two_runs():
     found = repeats.between_runs("te_kernels", first)
     assert (found > 0.005).all() and (found < 0.05).all()
     assert (repeats.between_runs("a study that was measured once", first) > 0.005).all()
+    assert repeats.between_runs("dense", first[:0].assign(timer=pd.Series(dtype=str))).dtype == float
     timed = pd.DataFrame({"timer": ["graph", "do_bench"]})
     assert repeats.between_runs("sglang_protocols", timed).pipe(lambda x: x[0] < 0.1 < 1 < x[1])
 
