@@ -430,7 +430,7 @@ def of_numpy(x, positions):
 
 
 FORMS = {
-    "one tensor": ("huggingface", one_tensor, lambda x, c, s, unsqueeze_dim=1: one_tensor(x, c, -s, unsqueeze_dim), {}),
+    "one tensor": ("huggingface", one_tensor, lambda x, cos, sin, unsqueeze_dim=1: one_tensor(x, cos, -sin), {}),
     "position_ids": (
         "huggingface", with_position_ids,
         lambda q, k, c, s, position_ids: huggingface(q, k, c[position_ids], s[position_ids * 0]), {}),
