@@ -163,6 +163,20 @@ def test_the_number_of_entries_is_bounded():
     assert len(kept) == 0
 
 
+@pytest.mark.parametrize("most", [-1, "3", 2.0, None, True])
+def test_a_wrong_number_of_entries_is_refused_by_name(most):
+    with pytest.raises((TypeError, ValueError), match="^most: expected an integer"):
+        SplitTables(most)
+
+
+@pytest.mark.parametrize("freqs", [[1j], None, torch.ones(4, 2), torch.ones(4, dtype=torch.int64)])
+def test_frequencies_that_are_not_complex_are_refused_by_name(freqs):
+    kept = SplitTables()
+    with pytest.raises(TypeError, match="^freqs: expected "):
+        kept.split(freqs)
+    assert len(kept) == 0
+
+
 def test_tensors_whose_writes_are_not_counted_are_not_kept():
     with torch.inference_mode():
         freqs = turning()

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ropelab.arguments import dtype_name, integer, tensor
+
 Tables = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -41,10 +43,13 @@ class SplitTables:
 
     Args:
         most: the most entries. The entry that was not used for the longest time is dropped.
+
+    Raises:
+        TypeError, ValueError: ``most`` is not an integer of at least 0.
     """
 
     def __init__(self, most: int = 64) -> None:
-        self._most = most
+        self._most = integer("most", most, at_least=0)
         self._entries: OrderedDict[tuple, _Entry] = OrderedDict()
         self._lock = threading.RLock()  # a tensor may die, and its entries with it, while this thread holds the lock
 
@@ -57,7 +62,11 @@ class SplitTables:
             self._entries.clear()
 
     def split(self, freqs: torch.Tensor) -> Tables:
-        """The real and the imaginary part of ``freqs``, contiguous, and shared by the calls that find an entry."""
+        """The real and the imaginary part of ``freqs``, contiguous, and shared by the calls that find an entry.
+
+        Raises:
+            TypeError: ``freqs`` is not a complex tensor.
+        """
         if not _countable(freqs):
             return _parts(freqs)
         owner = freqs if freqs._base is None else freqs._base
@@ -86,6 +95,8 @@ class SplitTables:
 
 
 def _parts(freqs: torch.Tensor) -> Tables:
+    if not tensor("freqs", freqs).is_complex():
+        raise TypeError(f"freqs: expected a complex tensor, got {dtype_name(freqs.dtype)}")
     freqs = freqs.resolve_conj().resolve_neg()  # a kernel reads memory, and sees neither bit
     return freqs.real.contiguous(), freqs.imag.contiguous()
 
