@@ -4,6 +4,7 @@ The module imports ropelab only where a project has the setting, because pytest 
 ropelab.
 """
 
+import ast
 import importlib
 import shlex
 
@@ -72,7 +73,15 @@ def _read(line):
         read = dict(claim.split("=", 1) for claim in claims)
     except ValueError as error:
         raise pytest.UsageError(f"{SETTING}: expected {expected}, got {line!r} ({error})") from None
-    return target, convention, {key: int(value) if value.isdigit() else value for key, value in read.items()}
+    return target, convention, {key: _value(text) for key, text in read.items()}
+
+
+def _value(text):
+    """The number or flag that Python reads in the text of a claim, and otherwise the text."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
 
 
 class Refused(pytest.Item):

@@ -229,17 +229,20 @@ def check_refusals(mesh, device: torch.device) -> None:
     cut = {axis: distribute_tensor(plain, mesh, [Shard(axis)]) for axis in range(4)}
     cache = torch.zeros(2, 8, 4, 8, device=device, dtype=plain.dtype)
     written = cache, cache.clone(), torch.arange(16, device=device).view(2, 8)
-    refusal = "q: expected a plain tensor (to_local(), or ropelab.interop.dtensor), got a DTensor"
+    refusal = "expected a plain tensor (to_local(), or ropelab.interop.dtensor), got a DTensor"
+    tables, shared = {"cos": cos, "sin": sin}, plain[:, :, :1]
     calls = {
-        "apply_rope": lambda q: ropelab.apply_rope(q, cos=cos, sin=sin),
-        "apply_qk_norm_rope": lambda q: ropelab.apply_qk_norm_rope(q, q, cos[0], cos[0], cos=cos, sin=sin),
-        "rope_and_cache": lambda q: ropelab.rope_and_cache(q, q, q, *written, cos=cos, sin=sin, seq_format="bshd"),
+        ("apply_rope", "q"): lambda q: ropelab.apply_rope(q, **tables),
+        ("apply_qk_norm_rope", "q"): lambda q: ropelab.apply_qk_norm_rope(q, q, cos[0], cos[0], **tables),
+        ("rope_and_cache", "q"): lambda q: ropelab.rope_and_cache(q, q, q, *written, **tables, seq_format="bshd"),
+        ("assemble_mla_kv", "kv"): lambda kv: ropelab.assemble_mla_kv(kv, shared, 0, **tables),
+        ("assemble_mla_kv", "k_pe"): lambda x: ropelab.assemble_mla_kv(plain, x[:, :, :1], 0, **tables),
     }
-    for name, call in calls.items():
+    for (name, argument), call in calls.items():
         try:
             call(cut[2])
         except TypeError as error:
-            assert str(error) == refusal, (name, error)
+            assert str(error) == f"{argument}: {refusal}", (name, error)
         else:
             raise AssertionError(f"{name}: expected a refusal, got a result")
     sentences = {

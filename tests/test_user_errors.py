@@ -147,6 +147,8 @@ SETTINGS = {
     "a typo in the convention": "somebodys:rotate plian",
     "a typo in a claim": "somebodys:rotate plain layuot=split_half",
     "a value that no claim has": "somebodys:rotate plain layout=neox",
+    "a word for a flag": "somebodys:rotate plain inplace=no",
+    "a number for a flag": "somebodys:rotate plain once_differentiable=0",
     "a typo in the module": "somebody:rotate plain",
     "a typo in the function": "somebodys:rotat plain",
 }
@@ -176,3 +178,9 @@ def test_a_run_that_names_files_says_that_it_leaves_the_laws_out(project):
     result = project("somebodys:rotate plain", ".")
     result.stdout.fnmatch_lines(["ropelab: no laws*"])
     result.assert_outcomes(passed=1)
+
+
+def test_false_in_a_setting_of_pytest_is_false(project):
+    """The convention knows no rotation in place, and refuses a flag that counts as true."""
+    assert project("somebodys:rotate huggingface inplace=False", "--collect-only").ret == pytest.ExitCode.OK
+    assert project("somebodys:rotate huggingface inplace=True", "--collect-only").ret == pytest.ExitCode.USAGE_ERROR

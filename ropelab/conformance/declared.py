@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ropelab.arguments import integers
+from ropelab.arguments import flag, integers
 from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS, CacheSubject
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.conventions import CONVENTIONS
@@ -140,7 +140,7 @@ def declare(
             NumPy has no gradients.
 
     Raises:
-        TypeError: a size or ``base`` is not a number, or ``dtype`` is not in ``DTYPES``.
+        TypeError: a size or ``base`` is not a number, a flag is not a bool, or ``dtype`` is not in ``DTYPES``.
         ValueError: an argument is out of its range or not one of its choices, or no law is left.
     """
     every: dict[str, Any] = {**CONVENTIONS, **CACHE_CONVENTIONS}
@@ -163,6 +163,9 @@ def declare(
     if inplace and kind.in_place is False:
         raise ValueError(f"inplace: expected False for {convention}, which cannot express it, got {inplace}")
     variants = {"norm_last": norm_last, "norm_across": norm_across, "table_free": table_free}
+    flags = {"inplace": inplace, "once_differentiable": once_differentiable, "thorough": thorough} | variants
+    for name, value in flags.items():
+        flag(name, value)
     for name, value in variants.items():
         if value and not (convention in CACHE_CONVENTIONS and name in kind.variants):
             raise ValueError(f"{name}: expected False for {convention}, which cannot express it, got {value}")
