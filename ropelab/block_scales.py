@@ -2,7 +2,8 @@
 
 All features of a block have one scale, a power of two, so that a byte holds it (UE8M0). With the largest magnitude
 ``amax`` of a block, ``scale = 2^ceil(log2(max(amax, amax_epsilon) / 448))``, and float8_e4m3fn holds ``value / scale``,
-rounded to nearest even. `ropelab.kernels.block_scales` derives the roundings. Pairs are interleaved.
+rounded to nearest even. `ropelab.kernels.block_scales` derives the roundings. Pairs are interleaved, and the first
+feature that rotates has an even number.
 """
 
 import torch
@@ -51,7 +52,7 @@ def rope_and_quantize(
         x: ``[T, H, D]`` in bfloat16, float16, float32 or float64; any strides.
         cos, sin: ``[P, R/2]``, as for `apply_rope`.
         groups: a divisor of H: the heads of a group are the features of one row. By default those of ``out``, or 1.
-        block_dim: the features of a block, a power of two that divides D.
+        block_dim: the features of a block, a power of two from 4 on that divides D.
         scale_dtype: float32 for powers of two, or int32 for the exponents of four successive blocks, the first in the
             lowest byte, each with the bias 127. By default the dtype of ``scales``, or float32.
         amax_epsilon: the least ``amax`` of a block, a positive normal float32.
@@ -131,7 +132,7 @@ def rope_and_quantize_indexer(
     exact. The function is for inference and has no backward.
 
     Args:
-        q: ``[T, H, D]``, D a power of two; otherwise as ``x`` of `rope_and_quantize`.
+        q: ``[T, H, D]``, D a power of two from 4 on; otherwise as ``x`` of `rope_and_quantize`.
         weights: ``[T, H]`` in bfloat16, float16, float32 or float64, any strides.
         weight_scale: the scale of the softmax times the scale of the heads.
         cos, sin, amax_epsilon, positions, offsets, rotary_slice: as for `rope_and_quantize`.
@@ -201,7 +202,7 @@ def rope_and_block_scaled_cache(
         cos, sin: ``[P, R/2]``, as for `apply_rope`.
         block_size: the tokens of a block of the cache.
         eps: a number of at least 0, added to the mean of the squares. With 0, heads of zeros stay zeros.
-        block_dim: the features with a common scale, a power of two that divides D - R.
+        block_dim: the features with a common scale, a power of two from 4 on that divides D - R.
         positions, offsets: as for `apply_rope` with ``thd``.
         rotary_slice: the last features of a head, for example ``(448, 512)``; this is the default.
         q_out: as ``q``: the tensor for the queries; ``q`` itself for a result in place. By default a new tensor.

@@ -80,6 +80,10 @@ def rope_and_cache(
     within half of the smallest positive number times the scale; the roundings of float32 come on top
     (`ropelab.conformance.cache_bounds.float8_bound`).
 
+    A call in code that ``torch.compile`` compiles does not check that the tensors that it writes lie apart from all
+    others, because a tensor has no address while the compiler traces. What a call leaves in tensors that overlap is
+    undefined there.
+
     With ``torch.compile(dynamic=True)``, caches that are views of one tensor must have static sizes
     (``torch._dynamo.mark_static``). Inductor otherwise hands an operator that writes to a view a different view
     (https://github.com/pytorch/pytorch/issues/198068). By default torch.compile treats sizes that do not change as
@@ -107,8 +111,8 @@ def rope_and_cache(
             in place. By default a new tensor.
         k_out, v_out: as ``k`` and ``v``: tensors for the rotated k, and for v, of all tokens, or ``k`` and ``v``
             themselves. By default k and v are written to the caches only.
-        q_nope: ``[T, Hq, N]``, further features of q, which do not rotate and lie elsewhere; as ``q``. There must be no
-            norm, because a norm takes whole heads.
+        q_nope: ``[T, Hq, N]``, further features of q, which do not rotate and lie elsewhere; as ``q``. A token at
+            ``NO_POSITION`` keeps them. There must be no norm, because a norm takes whole heads.
         q_nope_out: as ``q_nope``, in the dtype of ``q_out``: the tensor for these features.
         q_scale: float32 ``()``, ``(1,)`` or ``(Hq,)``, the scale of ``q_out`` and ``q_nope_out`` in 8-bit floats; by
             default 1.
