@@ -302,13 +302,17 @@ def check_refusals(mesh, device: torch.device) -> None:
 
 
 def check_compiled(mesh, device: torch.device) -> None:
-    """Raise AssertionError unless a compiled call keeps one graph and gives the bits of the eager call."""
+    """Raise AssertionError unless compiled calls (one graph) and traced calls give the bits of the eager call."""
     cos, sin = ropelab.rotary_table(8, 8, device=device)
     compiled = torch.compile(dtensor.apply_rope, backend="aot_eager", fullgraph=True)
     for axis in (1, 2):
         xs = [distribute_tensor(draw(2, 8, heads, 8, device=device), mesh, [Shard(axis)]) for heads in (4, 2)]
         xs, cotangents = [x.requires_grad_() for x in xs], [x.detach() * 2 for x in xs]
         results = [call(*xs, cos=cos, sin=sin) for call in (compiled, dtensor.apply_rope)]
+        traced = torch.fx.symbolic_trace(lambda q, k: dtensor.apply_rope(q, k, cos=cos, sin=sin))
+        assert [y.full_tensor().equal(z.full_tensor()) for y, z in zip(traced(*xs), results[1], strict=True)] == [
+            True
+        ] * 2
         for ours, eager in zip(*((*ys, *torch.autograd.grad(ys, xs, cotangents)) for ys in results), strict=True):
             assert torch.equal(ours.full_tensor(), eager.full_tensor()), axis
 

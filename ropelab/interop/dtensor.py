@@ -27,11 +27,13 @@ from ropelab.autograd.rotation import needs_autograd
 from ropelab.call.angles import Angles, given_angles
 from ropelab.call.checks import check_inplace_autograd, check_layouts_alike, check_memory, check_writable
 from ropelab.call.operation import copy_over
+from ropelab.call.traced import one_node
 from ropelab.call.where import Options, check_one_start
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.seq_format import SEQ_AXIS, check_seq_format, rank
 
 
+@one_node
 def apply_rope(
     q: DTensor,
     k: DTensor | None = None,
@@ -78,6 +80,7 @@ def apply_rope(
     return ys[0] if k is None else (ys[0], ys[1])
 
 
+@one_node
 def apply_qk_norm_rope(
     q: DTensor,
     k: DTensor,

@@ -328,19 +328,29 @@ def apply_rotary_pos_emb(
     layout = out_layout = "interleaved" if _of_config(config, "rotary_interleaved") or mla else "split_half"
     if not flag("mla_output_remove_interleaving", mla_output_remove_interleaving) and mla:
         out_layout = "split_half"
+    how = {"layout": layout, "out_layout": out_layout, "mscale": mscale, "inverse": inverse, "halves": mla}
     if cu_seqlens is None:
-        return _rotated(t, freqs, layout, out_layout, mscale, inverse, halves=mla)
-    check_tensor("freqs", freqs, (4,), "[positions, 1, 1, r]")
-    check_tensor("cu_seqlens", cu_seqlens, (1,), "[sequences + 1]", POSITION_DTYPES)
+        return _rotated_as_configured(t, freqs, **how)
     if cp_group is None:
         cp_group = importlib.import_module("megatron.core.parallel_state").get_context_parallel_group()
+    waits = max_seqlen is None and not _of_config(config, "apply_rope_fusion")
+    return _rotated_as_configured(t, freqs, cu_seqlens, max_seqlen, waits, *_size_and_rank(cp_group), **how)
+
+
+@one_node
+def _rotated_as_configured(t, freqs, cu_seqlens=None, max_seqlen=None, waits=False, cp_size=1, cp_rank=0, **how):
+    """`apply_rotary_pos_emb` without the configuration and the group of processes, which no node of torch.fx holds."""
+    if cu_seqlens is None:
+        return _rotated(t, freqs, **how)
+    check_tensor("freqs", freqs, (4,), "[positions, 1, 1, r]")
+    check_tensor("cu_seqlens", cu_seqlens, (1,), "[sequences + 1]", POSITION_DTYPES)
     offsets: int | torch.Tensor = 0
     if max_seqlen is not None:
         offsets = cu_seqlens[:-1] if len(freqs) > integer("max_seqlen", max_seqlen, at_least=0) else 0
-    elif not _of_config(config, "apply_rope_fusion") and len(cu_seqlens):
+    elif waits and len(cu_seqlens):
         offsets = cu_seqlens[:-1] if len(freqs) == int(cu_seqlens[-1]) else 0
-    positions = _packed_positions("t", t, "cu_seqlens", cu_seqlens, *_size_and_rank(cp_group), offsets)
-    return _rotated_packed(t, freqs, positions, layout, out_layout, mscale, inverse, halves=mla)
+    positions = _packed_positions("t", t, "cu_seqlens", cu_seqlens, cp_size, cp_rank, offsets)
+    return _rotated_packed(t, freqs, positions, **how)
 
 
 def _of_config(config: Any, name: str) -> bool:

@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.fx import Proxy
 from torchtitan.config import derive, override
 from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 
 from ropelab.arguments import check_tensor
+from ropelab.call.traced import recorded
 from ropelab.interop import dtensor
 from ropelab.interop.refusals import renamed
 from ropelab.rope import apply_rope
@@ -40,6 +42,8 @@ class KernelCosSinRoPE(CosSinRoPE):
 
         ``positions`` is ``[B, S]``, ``[1, S]``, for three axes ``[T]``, or None: then tokens count from 0.
         """
+        if isinstance(query, Proxy):
+            return recorded(self.forward, locals())
         pairs = self.config.dim // 2  # the cache repeats the columns of the cosines, and the columns of the sines
         cos, sin = self.cache[:, :pairs], self.cache[:, 2 * pairs : 3 * pairs]
         return _rotated(query, key, cos, sin, positions, "split_half")
@@ -66,6 +70,8 @@ class KernelComplexRoPE(ComplexRoPE):
 
         ``positions`` is ``[B, S]``, ``[1, S]``, for three axes ``[T]``, or None: then tokens count from 0.
         """
+        if isinstance(query, Proxy):
+            return recorded(self.forward, locals())
         cos, sin = self.cache.chunk(2, dim=-1)
         return _rotated(query, key, cos, sin, positions, "interleaved")
 

@@ -25,6 +25,7 @@ from torchtitan.models.deepseek_v3.model import Attention
 from torchtitan.overrides import fused_mla as theirs
 
 from ropelab.arguments import check_tensor
+from ropelab.call.traced import one_node
 from ropelab.interop.patch import Patch
 from ropelab.interop.refusals import renamed
 from ropelab.interop.torchtitan import complex_rope
@@ -33,6 +34,7 @@ from ropelab.latent_attention import assemble_mla_kv, rotate_mla_query
 _WORDS = {"nope_dim": "q_nope_dim", "cos": "rope_cache", "sin": "rope_cache"}
 
 
+@one_node
 def fused_mla_q(
     q: torch.Tensor, rope_cache: torch.Tensor, positions: torch.Tensor | None, q_nope_dim: int
 ) -> torch.Tensor:
@@ -53,6 +55,7 @@ def fused_mla_q(
     return _placed_as(q, query)
 
 
+@one_node
 def fused_mla_kv(
     kv: torch.Tensor, k_pe: torch.Tensor, rope_cache: torch.Tensor, positions: torch.Tensor | None, q_nope_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:

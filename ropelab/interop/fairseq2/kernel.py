@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 import torch
+from torch.fx import Proxy
 
 from ropelab import NO_POSITION, apply_rope
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.angles.tables import frequency_tables
+from ropelab.call.traced import recorded
 from ropelab.interop.fairseq2.contract import LAYOUTS, Encoder, Impl
 from ropelab.interop.fairseq2.layouts import SeqsLayout, StateBag
 from ropelab.interop.refusals import renamed
@@ -54,6 +56,8 @@ class KernelEncoder(Encoder):
             ValueError: ``seqs`` has another last dimension, a position is beyond the tables, or the layout has another
                 shape.
         """
+        if isinstance(seqs, Proxy):
+            return recorded(self.forward, locals())
         first, relative = self._first_and_relative_positions(seqs, seqs_layout, state_bag)
         tokens = 1 if seqs_layout.packed else 2
         # [N, S, E] has one head. All axes between S and E together are the heads.
