@@ -118,6 +118,8 @@ for kind, factory, expected_kind in ((CosSinRoPE, "cos_sin_rope", ours.KernelCos
         assert type(replaced) is expected_kind.Config and replaced.scaling == scaling
         own, other = replaced.build(), config.build()
         assert type(own) is expected_kind
+        q, k = torch.randn(*tokens, 4, 16), torch.randn(*tokens, 2, 16)
+        assert all(map(torch.equal, torch.fx.symbolic_trace(own)(q, k, None), own(q, k)))
         for positions in (None, *(torch.randint(0, 64, shape) for shape in rows)):
             q, k = (torch.randn(*tokens, heads, 16, requires_grad=True) for heads in (4, 2))
             transposed = [x.transpose(-3, -2).contiguous().transpose(-3, -2) for x in (q, k)]
@@ -185,6 +187,8 @@ q, kv, k_pe = torch.randn(2, 7, 3, 14), torch.randn(2, 7, 3, 11), torch.randn(2,
 caches = complex_cache, torch.cat((complex_cache.real, complex_cache.imag), -1)
 found = [(ours.fused_mla_q(q, c, None, 6), *ours.fused_mla_kv(kv, k_pe, c, None, 6)) for c in caches]
 assert all(torch.equal(y, z) for y, z in zip(*found)) and found[0][2]._base is kv
+traced = torch.fx.symbolic_trace(lambda kv, k_pe, cache: ours.fused_mla_kv(kv, k_pe, cache, None, 6))
+assert all(map(torch.equal, traced(kv, k_pe, complex_cache), found[0][1:]))
 for call, name in ((lambda: ours.fused_mla_q(q, complex_cache, None, 14), "q_nope_dim"),
                    (lambda: ours.fused_mla_kv(kv, k_pe[:, :, None], complex_cache, None, 6), "k_pe"),
                    (lambda: ours.fused_mla_kv(kv, k_pe, complex_cache[:, :3], None, 6), "rope_cache")):
