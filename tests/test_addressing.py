@@ -407,3 +407,13 @@ def test_few_tokens_of_many_heads(device, shape):
     tensors = RotateTensors.of([q, k], [q, k], cos, sin)
     launch = rotate_triton.plan_rotate(tensors, Rotation(12), Tile(1, 1, 1))
     assert launch.grid[0] * launch.grid[2] == 32 * shape[0] * shape[1]  # a program for each head of q
+
+
+def test_offsets_of_a_tile_have_64_bits_from_2_31_elements_on():
+    """A head lies as far from the first of its tile as its stride says, so large strides need no large tensor."""
+    for head_stride, wide in ((2**24, False), (2**31, True)):
+        q = torch.empty_strided((1, 1, 8, 4), (8 * head_stride, 8 * head_stride, head_stride, 1), device="meta")
+        cos = torch.empty(1, 2, device="meta")
+        tensors = RotateTensors.of([q], [q], cos, cos, None)
+        chosen = addressing.turning(tensors, Rotation(4), torch.float32, [q], 1, 2, False)
+        assert chosen["OFFSETS_64"] is wide

@@ -34,7 +34,7 @@ if find_spec("triton"):  # only the faults of kernels need it
     THEMES["kernels"] = triton_kernels
 
 
-AGREEMENT = ("definition", "rounding", "large_positions", "extents", "token_counts")
+AGREEMENT = ("definition", "feature_columns", "rounding", "large_positions", "extents", "token_counts")
 """The laws that compare with the definition; all other laws ask for consistency. (The law ``huge`` compares with the
 definition, too, but it finds wrong addresses and no wrong formula.)"""
 

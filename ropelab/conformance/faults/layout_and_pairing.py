@@ -72,6 +72,7 @@ def _shared(table: torch.Tensor, half: int) -> torch.Tensor:
     seen_in="ncnn#6833",
     convention="huggingface",
     must_fail=("feature_columns",),
+    only_definition="in all other laws both columns of a pair hold one angle",
 )
 def second_half_of_tables_ignored(q, k, cos, sin, unsqueeze_dim=1):
     return correct.huggingface(q, k, _shared(cos, 0), _shared(sin, 0), unsqueeze_dim)
@@ -83,6 +84,7 @@ def second_half_of_tables_ignored(q, k, cos, sin, unsqueeze_dim=1):
     seen_in=None,
     convention="deepspeed",
     must_fail=("feature_columns",),
+    only_definition="in all other laws both columns of a pair hold one angle",
 )
 def first_half_of_tables_ignored(t, freqs_cos, freqs_sin):
     return correct.deepspeed(t, _shared(freqs_cos, 1), _shared(freqs_sin, 1))
@@ -94,6 +96,7 @@ def first_half_of_tables_ignored(t, freqs_cos, freqs_sin):
     seen_in=None,
     convention="transformer_engine",
     must_fail=("feature_columns",),
+    only_definition="in all other laws both columns of a pair hold one angle",
 )
 def cosines_and_sines_of_other_halves(t, freqs, tensor_format="sbhd", interleaved=False, **where):
     cos, sin = correct.te_tables(freqs, interleaved)
