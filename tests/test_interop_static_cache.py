@@ -61,6 +61,26 @@ def test_tokens_are_equal_with_one_call_a_layer(calls, torch_backend, name):
     torch.testing.assert_close(found, logits, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("projection", [False, True])
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("Cohere2", {"layer_types": ["sliding_attention", "full_attention"]}),
+        ("Cohere2", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("SmolLM3", {"no_rope_layers": [1, 0]}),
+    ],
+    ids=str,
+)
+def test_layers_that_do_not_rotate_keep_two_steps(torch_backend, name, options, projection):
+    model = build(name, sliding_window=8, **options)
+    cache = {"max_new_tokens": 4, "attention_mask": None}
+    tokens, logits = generated(model, **cache)
+    with patch(model, projection=projection):
+        ours, found = generated(model, **cache)
+    assert torch.equal(ours, tokens)
+    torch.testing.assert_close(found, logits, rtol=1e-5, atol=1e-5)
+
+
 def test_norms_are_part_of_the_call(calls, torch_backend):
     model = build("Qwen3")
     for module in model.modules():

@@ -182,6 +182,8 @@ def _check(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> None
         raise Refused("it updates no cache")
     except Reached as call:
         updated = call.call[0]
+        if not rotated:
+            raise Refused("it does not rotate") from call
     except Refused:
         raise
     except Exception as error:
