@@ -60,3 +60,13 @@ def test_nothing_else_is_evaluated(expression, tmp_path):
     with pytest.raises(ValueError, match="AA-01: times: .*expected"):
         Comparison("AA-01", "times", ("mode",), quantity=expression, above=1.0).judge({"times": FRAME}, "")
     assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["1 + " * 5000 + "time", "not " * 3000 + "time", "mode.str.contains('(')", "time + mode", "time < mode"],
+)
+def test_what_cannot_be_evaluated_is_named(expression):
+    with pytest.raises(ValueError) as error:
+        evaluated(FRAME, expression)
+    assert str(error.value).startswith(expression[:9]) and len(str(error.value)) < 500

@@ -37,6 +37,9 @@ def for_generated_files(folder: Path) -> Path:
     if holds_sources or ".git" in real.parts or (real.is_relative_to(ROOT) and not generated):
         expected = "expected a folder for generated files, build or one outside the checkout"
         raise typer.BadParameter(f"{expected}, got {folder}")
+    there = next(part for part in (real, *real.parents) if part.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise typer.BadParameter(f"expected a folder that can be written, got {folder}")
     return folder
 
 

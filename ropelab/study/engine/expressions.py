@@ -7,6 +7,7 @@ and finds names of the module that calls it.
 from __future__ import annotations
 
 import ast
+import re
 
 import pandas as pd
 
@@ -38,11 +39,11 @@ def evaluated(frame: pd.DataFrame, expression: str) -> pd.Series:
     """
     try:
         _check(ast.parse(expression, mode="eval"), frame)
+        return frame.eval(expression, engine="python", local_dict={}, global_dict={})
     except SyntaxError as error:
-        raise ValueError(f"{expression}: expected an expression, got {error.msg}") from error
-    except ValueError as error:
-        raise ValueError(f"{expression}: {error}") from error
-    return frame.eval(expression, engine="python", local_dict={}, global_dict={})
+        raise ValueError(f"{expression:.200}: expected an expression, got {error.msg}") from error
+    except (ArithmeticError, NotImplementedError, RecursionError, TypeError, ValueError, re.error) as error:
+        raise ValueError(f"{expression:.200}: {error}") from error
 
 
 def _check(node: ast.AST, frame: pd.DataFrame) -> None:
