@@ -152,14 +152,14 @@ def test_a_full_cache_is_refused_under_torch_compile(torch_backend):
 def test_under_torch_compile_tokens_are_equal(torch_backend):
     model, called = build("Qwen3"), []
     tokens, logits = generated(model)
-    patch(model)
 
     def compiled(graph, inputs):
         called.append(sum("rope_and_cache" in str(node.target) for node in graph.graph.nodes))
         return graph
 
-    model.forward = torch.compile(model.forward, backend=compiled, fullgraph=True)
-    ours, found = generated(model)
+    with patch(model):
+        model.forward = torch.compile(model.forward, backend=compiled, fullgraph=True)
+        ours, found = generated(model)
     assert torch.equal(ours, tokens) and called[-1] == 2, called
     torch.testing.assert_close(found, logits, rtol=1e-5, atol=1e-5)
 
