@@ -39,7 +39,7 @@ check: has-check ## ruff's rules and format, and the types of the library, in a 
 	$(RUN) ruff format --check .
 	$(RUN) mypy
 
-smoke: has-study ## the study with tiny parameters, in a minute or two
+smoke: has-study ## the study with tiny parameters, in some minutes
 	$(STUDY) --build build/smoke reproduce --smoke
 
 reproduce: has-study has-peers ## the whole study: measure (on a GPU, into build/), run every notebook, write the report
