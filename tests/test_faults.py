@@ -189,7 +189,13 @@ def test_torchembed_0_3_0_applies_the_forward_in_the_backward():
         tables = (table.expand(len(t), -1, -1, -1)[:, 0] for table in (freqs_cos, freqs_sin))
         return torch.cat([module._FusedRoPE.apply(x[None], c, s) for x, c, s in zip(t, *tables, strict=True)])
 
-    options = {"seq_format": "bhsd", "rotary_dim": 16, "q_heads": 1, "device": "cuda" if HAS_GPU else "cpu"}
+    options = {
+        "columns": "repeated",
+        "seq_format": "bhsd",
+        "rotary_dim": 16,
+        "q_heads": 1,
+        "device": "cuda" if HAS_GPU else "cpu",
+    }
     report = verify(torchembed, "deepspeed", laws=["definition", "isometry", "adjoint"], shrink=False, **options)
     assert report.failed == ("adjoint",)
     assert "DeepSpeed#8052 (torchembed 0.3.0)" in str(report.diagnosis[0])
