@@ -417,3 +417,13 @@ def test_offsets_of_a_tile_have_64_bits_from_2_31_elements_on():
         tensors = RotateTensors.of([q], [q], cos, cos, None)
         chosen = addressing.turning(tensors, Rotation(4), torch.float32, [q], 1, 2, False)
         assert chosen["OFFSETS_64"] is wide
+
+
+def test_whole_heads_of_a_token_without_a_position_are_zeros():
+    """Also the features before and after those that rotate."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    q, _, cos, sin = inputs(device)
+    positions = torch.tensor([[0, NO_POSITION, 1, 2, NO_POSITION]], device=device).expand(3, -1)
+    y = torch.empty_like(q)
+    rotate_triton.rotate(RotateTensors.of([q], [y], cos, sin, positions), Rotation(12, first=2), tile=Tile(1, 4, 1))
+    assert not y[:, [1, 4]].any() and torch.equal(y[:, [0, 2, 3], :, :2], q[:, [0, 2, 3], :, :2])
