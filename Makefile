@@ -31,8 +31,8 @@ test: has-study has-test ## the test suite; a GPU runs the tests that need one, 
 	$(RUN) pytest -m 'not process' --junitxml=build/tests/parallel.xml --numprocesses auto --dist worksteal
 	$(RUN) pytest -m process --junitxml=build/tests/process.xml
 
-test-fast: has-study has-test ## the smallest case of each test that needs neither other processes nor published code
-	$(RUN) pytest --size=smoke -m 'not process and not peers' --numprocesses auto --dist worksteal
+test-fast: has-study has-test ## in minutes: the first case of each test of the library that starts no programs
+	$(RUN) pytest tests/unit tests/ops tests/laws --size=smoke -m 'not process and not peers' --numprocesses auto --dist worksteal
 
 check: has-check ## ruff's rules and format, and the types of the library, in a minute
 	$(RUN) ruff check .

@@ -73,7 +73,7 @@ def sine_and_cosine(head: torch.Tensor, tail: torch.Tensor) -> tuple[torch.Tenso
     """Sine and cosine of ``x = head + tail``, where ``x`` is at most pi/4 in magnitude; float32.
 
     The errors are at most 0.92 ulp for the sine and 0.58 ulp for the cosine. The repository's
-    tests/test_sine_proofs.py proves these bounds by interval arithmetic. Let u = 2^-24. The tail has a rounding error
+    test_sine_proofs.py proves these bounds by interval arithmetic. Let u = 2^-24. The tail has a rounding error
     of u tail, x^2 has an error of about u x^2, and each of the two results rounds once in its last sum. The series
     behind the leading terms is at most 0.078 for the sine and 0.016 for the cosine. Its few rounding errors are smaller
     than the rounding error of the result by the same factor.

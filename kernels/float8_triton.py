@@ -93,7 +93,7 @@ def divide(x, scale, SOURCE: tl.constexpr, CONVERSION: tl.constexpr):
     product by its excess over ``x``, which a fused multiply-add computes exactly. The first correction leaves an error
     below one unit in the last place of a float32, and the second correction rounds correctly (Markstein 1990; Muller et
     al., Handbook of Floating-Point Arithmetic, section 4.7). One correction leads to the same 8-bit floats if ``x`` is
-    a number of SOURCE with 16 bits: ``tests/test_float8.py`` tries every significand, with the scales whose quotients
+    a number of SOURCE with 16 bits: ``test_float8.py`` tries every significand, with the scales whose quotients
     lie closest to the middle between two 8-bit floats.
 
     An excess that underflows belongs to a quotient that becomes zero, unless the scale is below 2^-64. A correction of

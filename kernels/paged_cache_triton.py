@@ -15,7 +15,7 @@ program computes.
 
 Where q and the cache are in 8-bit floats, instructions are as scarce as bytes. An H200 executes 25 for each feature
 in the time in which it moves the 3 bytes of the feature. A row of q takes 16 for a feature, as
-``tests/compile_paged_cache.py`` counts in the machine code.
+``tests/compile/compile_paged_cache.py`` counts in the machine code.
 """
 
 from collections.abc import Callable

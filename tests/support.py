@@ -34,7 +34,7 @@ def older(package: str) -> str:
 
 
 def compile_for(target: str, module: str, *path: str) -> None:
-    """Compile kernels for a GPU that need not be there, by ``tests/<module>.py``, where they are not interpreted.
+    """Compile kernels for a GPU that need not be there, by a module of `tests.compile`, where they are not interpreted.
 
     Args:
         path: folders whose packages come before those of this environment.
@@ -42,7 +42,7 @@ def compile_for(target: str, module: str, *path: str) -> None:
     root = Path(__file__).parents[1]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join((*path, str(root)))
-    command = [sys.executable, "-m", f"tests.{module}", target]
+    command = [sys.executable, "-m", f"tests.compile.{module}", target]
     result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -204,13 +204,13 @@ def memcheck() -> None:
         sys.exit("compute-sanitizer, a tool of CUDA, is not on the PATH")
     os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     for tool in ("memcheck", "racecheck", "initcheck"):
-        run("compute-sanitizer", "--tool", tool, "--error-exitcode", "1", sys.executable, "-m", "tests.memcheck")
+        run("compute-sanitizer", "--tool", tool, "--error-exitcode", "1", sys.executable, "-m", "tests.gpu.memcheck")
 
 
 @app.command()
 def plugins() -> None:
     """Hold the plugins to the classes of vLLM and SGLang, and say which of them this environment lacks."""
-    run(sys.executable, "-m", "pytest", "-rs", "tests/test_serving.py", "tests/test_plugins.py")
+    run(sys.executable, "-m", "pytest", "-rs", "tests/interop/test_serving.py", "tests/interop/test_plugins.py")
 
 
 def run(*command: str) -> None:

@@ -36,7 +36,7 @@ def write(*names: str) -> None:
 
 
 def add_same_code(hashes: Mapping[str, str]) -> None:
-    """Add an earlier hash of functions whose machine code is today's: ``python -m tests.same_code`` finds them."""
+    """Add earlier hashes of functions whose machine code is today's; `tests.compile.same_code` finds them."""
     same = {name: [*found] for name, found in protocols.same_code().items()}
     for name, digest in hashes.items():
         same[name] = sorted({*same.get(name, ()), digest})

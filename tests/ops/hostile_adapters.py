@@ -1,0 +1,233 @@
+"""Invalid calls of public functions and adapters, generated: each argument becomes a value that cannot be meant."""
+
+import math
+from collections.abc import Callable, Iterator
+from inspect import signature
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_map
+
+from ropelab.arguments import POSITION_DTYPES
+from ropelab.interop import deepspeed, flashinfer, huggingface, megatron, sglang, transformer_engine, vllm
+from tests.interop.test_interop_flashinfer import append_call
+from tests.interop.test_interop_vllm import latent_call, norm_call
+from tests.ops.hostile_calls import ANGLES, CU, TARGETS, Q
+
+
+class Adapter(NamedTuple):
+    """A function: an adapter, or one of `tests.ops.public_calls`.
+
+    Attributes:
+        arguments: makes the arguments of a valid call.
+        free: names of arguments that the call does not read, and values that its contract takes, for all arguments or
+            for one, as in ``"q_out of 8 bits"``.
+    """
+
+    function: Callable
+    arguments: Callable[[], dict[str, Any]]
+    free: tuple[str, ...] = ()
+
+
+def of_target(function: Callable, *free: str, call: str = "", **more: Any) -> Adapter:
+    """The adapter with the valid call of `tests.ops.hostile_calls`."""
+    package = function.__module__.split(".")[2]
+    arguments = TARGETS[f"{package}.{function.__name__}{call}"].arguments | more
+    return Adapter(function, lambda: copied(arguments), free)
+
+
+def copied(value: Any) -> Any:
+    """The value with tensors of its own."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {name: copied(x) for name, x in value.items()}
+    return type(value)(map(copied, value)) if isinstance(value, (tuple, list)) else value
+
+
+def append(**options: Any) -> Adapter:
+    """FlashInfer's function with tensors for its results that are not neighbours."""
+
+    def arguments():
+        call = append_call(**options)
+        outs = {f"{name}_out": call[name].to(call["quantize_dtype"]) for name in ("q_rope", "q_nope")}
+        return call | outs | {"enable_pdl": False}
+
+    return Adapter(flashinfer.rope_quantize_fp8_append_paged_kv_cache, arguments)
+
+
+def mla(**more: Any) -> Callable[[], dict[str, Any]]:
+    """The arguments of Megatron-LM's functions for queries of latent attention, with packed tokens."""
+    cos, sin = (torch.randn(8, 1, 1, 8) for _ in range(2))
+    return lambda: {
+        "t": Q.flatten(0, 1).clone(), "cos": cos, "sin": sin, "emb_dim": 8, "cu_seqlens_q": CU, "cp_rank": 0,
+        "cp_size": 1, "rotary_interleaved": False,
+    } | more  # fmt: skip
+
+
+CONFIG = SimpleNamespace(rotary_interleaved=False, multi_latent_attention=False, apply_rope_fusion=True)
+GROUP = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
+PACKED = {"t": Q.flatten(0, 1), "cu_seqlens": CU, "freqs": ANGLES, "mscale": 1.5, "inverse": False}
+ADAPTERS = {
+    "flashinfer, GQA": append(nope_dim=8, heads=(2, 1)),
+    "flashinfer, HND": append(nope_dim=8, heads=(2, 1), kv_layout="HND"),
+    "flashinfer, MLA": append(nope_dim=40, heads=(2, 1), latent=True),
+    "flashinfer, slots": Adapter(
+        flashinfer.slot_mapping,
+        lambda: {name: x for name, x in append_call().items() if name in signature(flashinfer.slot_mapping).parameters},
+    ),
+    "vllm, norm": Adapter(vllm.fused_qknorm_rope_cache, lambda: norm_call(kind="fp8"), ("q_out of 8 bits",)),
+    "vllm, norm, auto": Adapter(vllm.fused_qknorm_rope_cache, norm_call, ("k_scale", "v_scale", "q_out of 8 bits")),
+    "vllm, MLA": Adapter(vllm.concat_and_cache_mla_rope_fused, lambda: latent_call(kind="fp8")),
+    "megatron, q in place": Adapter(
+        megatron.fused_mla_rope_inplace, mla(nope_dim=8, inverse=False, remove_interleaving=False)
+    ),
+    "megatron, q": Adapter(
+        megatron.fused_mla_rope_out_of_place,
+        mla(nope_dim=8, position_ids=torch.arange(8), inverse=False, remove_interleaving=False), ("cu_seqlens_q",),
+    ),
+    "megatron, q of 0.16.1": Adapter(megatron.fused_apply_mla_rope_for_q, mla(qk_head_dim=8)),
+    "megatron, kv": of_target(megatron.fused_mla_rope_kv_split, cp_rank=0, cp_size=1),
+    "megatron, dense": of_target(megatron.fused_apply_rotary_pos_emb, transpose_output_memory=False),
+    "megatron, packed": Adapter(
+        megatron.fused_apply_rotary_pos_emb_thd,
+        lambda: copied(PACKED | {"cp_size": 1, "cp_rank": 0, "interleaved": False}),
+    ),
+    "megatron, rope_utils": Adapter(
+        megatron.apply_rotary_pos_emb,
+        lambda: copied(PACKED) | {
+            "config": CONFIG, "cp_group": GROUP, "mla_rotary_interleaved": False,
+            "mla_output_remove_interleaving": False, "max_seqlen": 8,
+        },
+    ),
+    "deepspeed": of_target(deepspeed.apply_rotary_pos_emb, "of another dtype"),
+    "deepspeed, rows": of_target(deepspeed.fused_rope_forward, "of another dtype"),
+    "huggingface": of_target(huggingface.apply_rotary_pos_emb, "of another dtype"),
+    "transformer_engine": of_target(transformer_engine.apply_rotary_pos_emb),
+    "transformer_engine, packed": of_target(transformer_engine.apply_rotary_pos_emb, call=", thd"),
+    "transformer_engine, qkv": of_target(transformer_engine.apply_fused_qkv_rotary_pos_emb),
+    "sglang, cos and sin": of_target(sglang.rotary_embedding_cos_sin),
+    "sglang, diffusion": of_target(sglang.apply_rope_qk_inplace),
+    "sglang, cache": of_target(sglang.apply_rope_with_cos_sin_cache_inplace),
+}  # fmt: skip
+
+SOME_FIT = (
+    "of no axis", "of one more axis", "shorter", "empty", "longer", "narrower", "without features", "negative", "large",
+    "of another float", "tiny", "True for a number", "without memory",
+)  # fmt: skip
+"""Shapes and values that some arguments may have. The other hostile values must be refused."""
+OF_ANOTHER_TYPE = ("None", "a list", "a number", "a string", "a tensor", "a bool", "a dict")
+"""Values that must be refused by the name of their own argument. For others two arguments may contradict each other."""
+
+
+class WithoutMemory(torch.Tensor):
+    """A tensor that takes PyTorch's operations over, as a DTensor does: it has no storage."""
+
+    @staticmethod
+    def __new__(cls, x: torch.Tensor):
+        return torch.Tensor._make_wrapper_subclass(cls, x.shape, x.stride(), dtype=x.dtype, device=x.device)
+
+    def __init__(self, x: torch.Tensor):
+        self.x = x
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        def plain(x):
+            return x.x if isinstance(x, cls) else x
+
+        return function(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
+
+
+def of_tensor(x: torch.Tensor) -> dict[str, Any]:
+    is_floating = x.is_floating_point()
+    wrong = {
+        "None": None, "a list": [1.0, 2.0], "a number": 2.5, "a string": "tensor", "on meta": x.to("meta"),
+        "bool": x.bool(), "of another dtype": x.long() if is_floating else x.float(), "of no axis": x.flatten()[0],
+        "of one more axis": x[None], "shorter": x[:-1], "empty": x[:0], "longer": torch.cat((x, x[-1:])),
+    }  # fmt: skip
+    if x.ndim > 1:
+        wrong |= {"narrower": x[..., :-1], "without features": x[..., :0]}
+    if is_floating and x.itemsize > 1:
+        others = {"of another float": x.double(), "of 8 bits": x.to(torch.float8_e4m3fn)}
+        wrong |= {"sparse": x.to_sparse()} | others
+    if x.dtype == torch.int64:
+        wrong["beyond"] = torch.full_like(x, 2**62)
+    wrong["without memory"] = WithoutMemory(x)
+    if x.dtype in POSITION_DTYPES:
+        wrong |= {"negative": torch.full_like(x, -5), "large": torch.full_like(x, 2**31 - 1), "short": x.short()}
+    return wrong
+
+
+def hostile(value: Any) -> dict[str, Any]:
+    """The name of a hostile value -> the value, of a wrong type, shape, dtype, device or range."""
+    if isinstance(value, torch.Tensor):
+        return of_tensor(value)
+    wrong = {"None": None, "a list": [value], "a string": "nonsense", "a tensor": torch.tensor(2), "a number": 2.5}
+    if isinstance(value, float):
+        far = {"huge": 1e60, "minus huge": -1e60, "tiny": 1e-60}
+        return wrong | {"a number": math.nan, "a bool": True, "infinite": math.inf} | far
+    if isinstance(value, int) and not isinstance(value, bool):
+        return wrong | {"a bool": True, "below 0": -5}
+    if isinstance(value, (tuple, list)):
+        wrong |= {"empty": (), "shorter": value[:-1], "a dict": {}}
+        for i, part in enumerate(value):
+            parts = {"True for a number" if x is True else name: x for name, x in hostile(part).items()}
+            wrong |= {f"{name} in place {i}": (*value[:i], x, *value[i + 1 :]) for name, x in parts.items()}
+    return wrong
+
+
+def calls(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(argument, name of the hostile value, arguments) of the hostile calls of an adapter."""
+    function, arguments, free = adapter
+    parameters = signature(function).parameters
+    for argument, value in arguments().items():
+        for what in hostile(value):
+            parameter = parameters[argument]
+            may_be_none = what == "None" and (parameter.default is None or "None" in str(parameter.annotation))
+            takes = may_be_none or bool({argument, what, f"{argument} {what}"} & set(free))
+            if value is not None and not takes:
+                call = arguments()
+                yield argument, what, call | {argument: hostile(call[argument])[what]}
+
+
+def tensors(call: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors of a call with memory, by argument."""
+    parts = {
+        f"{name}[{i}]" if isinstance(value, (tuple, list)) else name: x
+        for name, value in call.items()
+        for i, x in enumerate(value if isinstance(value, (tuple, list)) else (value,))
+    }
+    dense = (x for x in parts.items() if isinstance(x[1], torch.Tensor) and x[1].layout is torch.strided)
+    return {name: x for name, x in dense if not x.is_meta}
+
+
+def contents(call: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The bytes of the tensors of a call."""
+    return {name: x.detach().clone().contiguous().view(-1).view(torch.uint8) for name, x in tensors(call).items()}
+
+
+def changed(before: dict[str, torch.Tensor], call: dict[str, Any]) -> set[str]:
+    """The tensors whose bytes differ from ``before``."""
+    return {name for name, x in contents(call).items() if not torch.equal(x, before[name])}
+
+
+def aliased(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(output, other, arguments) of the calls whose tensor ``other`` lies in the memory of an output."""
+    function, arguments, _ = adapter
+    call = arguments()
+    before = contents(call)
+    function(**call)
+    for output in sorted(changed(before, call)):
+        for other in tensors(call):
+            given = arguments()
+            parts = tensors(given)
+            memory, x = parts[output].untyped_storage(), parts[other]
+            if other == output or memory.nbytes() < x.numel() * x.itemsize:
+                continue
+            inside = x.new_empty(0).set_(memory, 0, x.shape).copy_(x.clone())
+            yield output, other, {
+                key: tuple(inside if part is x else part for part in value) if isinstance(value, tuple)
+                else inside if value is x else value
+                for key, value in given.items()
+            }  # fmt: skip

@@ -1,0 +1,377 @@
+"""`rotate_cached_keys` turns the keys in slots of a cache as `apply_rope` would, and touches nothing else."""
+
+from itertools import product
+
+import pytest
+import torch
+
+import ropelab
+from ropelab import NO_POSITION
+from ropelab.call import cached_keys
+from ropelab.conformance.bounds import (
+    NO_ROUNDING,
+    Arithmetic,
+    Rounding,
+    exact,
+    inexact_rotation_bound,
+    rotate_exactly,
+    rotation_bound,
+)
+from ropelab.conformance.cache_bounds import float8_bound
+from ropelab.kernels import INTERPRETED
+from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.layout.pairing import LAYOUTS, pairs
+from tests.ops.test_cache_scales import rows_of, scales_of
+from tests.ops.test_paged_cache import assert_equal, cache_of, quantized
+from tests.support import forget
+
+E4M3 = FLOAT8_DTYPES[0]
+BLOCKS, SIZE = 5, 4
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+class Cached:
+    """A cache of random keys, slots of which some do not exist or are to stay, and a delta for each."""
+
+    def __init__(self, device, *, heads=3, head_dim=16, rotary_dim=None, dtype=torch.float32, memory="NHD", count=9,
+                 slot_dtype=torch.int64):  # fmt: skip
+        self.cache = cache_of(memory, BLOCKS, SIZE, heads, head_dim, dtype, device)
+        self.cache.copy_(torch.randn(self.cache.shape))
+        self.slots = torch.randperm(BLOCKS * SIZE)[:count].to(device, slot_dtype)
+        self.slots[1::4] = -1
+        self.deltas = torch.randint(-19, 20, (count,), device=device)
+        cos, sin = ropelab.rotary_table(20, rotary_dim or head_dim, device=device)
+        self.options = {"cos": cos, "sin": sin}
+
+    def __call__(self, **changes):
+        deltas = changes.pop("deltas", self.deltas)
+        return ropelab.rotate_cached_keys(self.cache, self.slots, deltas, **self.options | changes)
+
+    def rows(self, x):
+        """The rows of the slots that exist, ``[n, ...]``."""
+        at = self.slots[self.slots >= 0].long()
+        return x[at // SIZE, at % SIZE]
+
+    def expected(self, rows, x=None):
+        """``x``, by default the cache, with other rows in the slots that exist."""
+        x = (self.cache if x is None else x).clone()
+        at = self.slots[self.slots >= 0].long()
+        if x.dtype in FLOAT8_DTYPES:
+            x.view(torch.uint8)[at // SIZE, at % SIZE] = rows.view(torch.uint8)
+        else:
+            x[at // SIZE, at % SIZE] = rows
+        return x
+
+    def turned(self, rows):
+        """The rows of the slots that exist as `apply_rope` turns them."""
+        deltas = self.deltas.expand(len(self.slots))[self.slots >= 0]
+        return ropelab.apply_rope(rows, positions=deltas, seq_format="thd", **self.options)
+
+
+CASES = {
+    "packed": {},
+    "one slot": {"count": 1},
+    "every slot, one head": {"count": BLOCKS * SIZE, "heads": 1},
+    "odd heads": {"heads": 7, "head_dim": 24},
+    "head_dim no power of two": {"head_dim": 40, "heads": 2},
+    "partial": {"rotary_dim": 8},
+    "odd head_dim": {"head_dim": 21, "rotary_dim": 8},
+    "HND": {"memory": "HND"},
+    "layers": {"memory": "layers"},
+    "padded": {"memory": "padded"},
+    "int32 slots": {"slot_dtype": torch.int32},
+    "float16": {"dtype": torch.float16},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "float64": {"dtype": torch.float64},
+}
+
+
+@layouts
+@pytest.mark.parametrize("case", CASES)
+def test_equals_a_rotation_of_the_rows_in_bits(device, case, layout):
+    call = Cached(device, **CASES[case])
+    call.options["layout"] = layout
+    expected = call.expected(call.turned(call.rows(call.cache)))
+    assert call() is call.cache
+    assert_equal(call.cache, expected)
+
+
+@layouts
+@pytest.mark.parametrize("dtype", FLOAT8_DTYPES)
+@pytest.mark.parametrize("case", [{}, {"head_dim": 21, "rotary_dim": 8}, {"memory": "HND"}], ids=str)
+def test_8_bit_floats_turn_without_their_scale(device, case, dtype, layout):
+    """Every code occurs, also NaN; a number beyond the largest becomes the largest."""
+    call = Cached(device, dtype=dtype, count=20, **case)
+    codes = torch.randint(256, call.cache.shape, dtype=torch.uint8, device=call.cache.device)
+    call.cache.copy_(codes.view(dtype).float().nan_to_num(posinf=torch.nan, neginf=torch.nan))
+    call.options["layout"] = layout
+    rows = call.turned(call.rows(call.cache.float()))
+    expected = call.expected(quantized(rows, dtype, None).to(call.cache.device))
+    call()
+    assert_equal(call.cache, expected)
+
+
+@layouts
+@pytest.mark.parametrize("dtype", FLOAT8_DTYPES)
+@pytest.mark.parametrize("case", [{}, {"head_dim": 21, "rotary_dim": 8}, {"heads": 1, "head_dim": 40}], ids=str)
+def test_every_row_gets_a_new_scale(device, case, dtype, layout):
+    """All features of the row are rounded again, those that do not rotate too."""
+    call = Cached(device, dtype=dtype, **case)
+    scales = (torch.rand(call.cache.shape[:3]) + 0.01).to(call.cache.device)
+    call.options["layout"] = layout
+    rows = call.turned(call.rows(call.cache.float())) * call.rows(scales)[..., None]
+    scale = scales_of(rows, dtype)
+    expected = call.expected(rows_of(rows, dtype, scale).to(call.cache.device))
+    expected_scales = call.expected(scale.to(scales.device), scales)
+    call(k_scale_cache=scales)
+    assert_equal(scales, expected_scales)
+    assert_equal(call.cache, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *FLOAT8_DTYPES])
+def test_wider_tables(device, dtype):
+    call = Cached(device, dtype=dtype)
+    call.options = {name: x.double() for name, x in call.options.items()}
+    rows = call.rows(call.cache if dtype == torch.float64 else call.cache.float()).double()
+    rows = call.turned(rows)
+    expected = call.expected(rows if dtype == torch.float64 else quantized(rows.float(), dtype, None).to(rows.device))
+    call()
+    assert_equal(call.cache, expected)
+
+
+def test_one_delta_for_all_slots(device):
+    first = Cached(device)
+    for delta in (
+        -5,
+        torch.tensor(-5, device=first.cache.device),
+        torch.tensor(-5, dtype=torch.int32).to(first.cache.device),
+    ):
+        call = Cached(device)
+        call.cache, call.slots = first.cache.clone(), first.slots
+        call.deltas = torch.tensor(-5, device=call.cache.device)
+        expected = call.expected(call.turned(call.rows(call.cache)))
+        call(deltas=delta)
+        assert_equal(call.cache, expected)
+
+
+@layouts
+@pytest.mark.parametrize("dtype", [torch.bfloat16, E4M3])
+def test_a_latent_cache(device, dtype, layout):
+    """The tail of every entry turns; with a scale for each entry the latent vector is rounded again."""
+    call = Cached(device, heads=1, head_dim=48, rotary_dim=8, dtype=dtype)
+    call.options |= {"rotary_slice": (40, 48), "layout": layout}
+    rows = call.rows(call.cache)
+    rows = call.turned(rows.float() if dtype == E4M3 else rows)
+    entries = call.cache[:, :, 0].clone()
+    expected = call.expected(quantized(rows, dtype, None).to(entries.device) if dtype == E4M3 else rows)
+    assert ropelab.rotate_cached_keys(entries, call.slots, call.deltas, **call.options) is entries
+    assert_equal(entries, expected[:, :, 0])
+    if dtype == E4M3:
+        entries, scales = call.cache[:, :, 0].clone(), torch.full((BLOCKS, SIZE), 0.25, device=entries.device)
+        scale = scales_of(rows * 0.25, dtype)
+        ropelab.rotate_cached_keys(entries, call.slots, call.deltas, k_scale_cache=scales, **call.options)
+        assert_equal(entries, call.expected(rows_of(rows * 0.25, dtype, scale).to(entries.device))[:, :, 0])
+        assert_equal(scales, call.expected(scale.to(scales.device), torch.full_like(scales, 0.25)[..., None])[..., 0])
+
+
+@layouts
+def test_without_tables(device, layout):
+    call = Cached(device, heads=5)
+    call.options = {"frequencies": ropelab.rotary_frequencies(16, device=call.cache.device), "layout": layout}
+    call.deltas *= 3_000_017
+    expected = call.expected(call.turned(call.rows(call.cache)))
+    call()
+    assert_equal(call.cache, expected)
+
+
+def test_slots_that_stay(device, monkeypatch):
+    """A slot beyond the cache, a negative slot, and a slot whose delta is NO_POSITION."""
+    unchecked = cached_keys._ROTATE.__class__(**vars(cached_keys._ROTATE) | {"check_contents": lambda *given: None})
+    monkeypatch.setattr(cached_keys, "_ROTATE", unchecked)
+    for dtype in (torch.float32, E4M3):
+        call = Cached(device, dtype=dtype)
+        scales = None if dtype != E4M3 else torch.ones(call.cache.shape[:3], device=call.cache.device)
+        call.slots[0], call.slots[2], call.slots[3] = BLOCKS * SIZE, 2**40, -(2**40)
+        call.slots[4:] = call.slots[4:].clamp(min=0)
+        call.deltas[4:] = NO_POSITION
+        before = call.cache.clone()
+        call(k_scale_cache=scales)
+        assert_equal(call.cache, before)
+        assert scales is None or (scales == 1).all()
+
+
+def test_no_delta_changes_no_number(device):
+    for dtype in (torch.bfloat16, E4M3):
+        call = Cached(device, dtype=dtype)
+        before = call.cache.clone()
+        call(deltas=0)
+        assert_equal(call.cache, before)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.parametrize("block_rows", [1, 8, 32])
+@pytest.mark.parametrize("passes", [1, 2, 3])
+@pytest.mark.parametrize("heads", [1, 3, 24])
+def test_programs_of_any_size_give_the_same_bits(monkeypatch, block_rows, passes, heads):
+    from ropelab.kernels import cached_keys_triton
+
+    tile = cached_keys_triton.CacheTile(block_rows, 1, 4, passes)
+    monkeypatch.setattr(cached_keys_triton, "tile_for", lambda *arguments: tile)
+    forget(monkeypatch)
+    call = Cached("cpu", heads=heads)
+    expected = call.expected(call.turned(call.rows(call.cache)))
+    with ropelab.use_backend("triton"):
+        call()
+    assert_equal(call.cache, expected)
+
+
+# -------------------------------------------------------------------------------------------------------- the error
+
+ROUNDED = {
+    "float32": (torch.float32, None), "float16": (torch.float16, None), "bfloat16": (torch.bfloat16, None),
+    "8 bits": (E4M3, 1.0), "8 bits, a scale for each row": (E4M3, None),
+}  # fmt: skip
+
+
+@layouts
+@pytest.mark.parametrize(
+    "name, fault",
+    [*product(ROUNDED, ("", "the wrong sign")), ("8 bits, a scale for each row", "a scale that stays")],
+)
+def test_the_bound_of_two_rotations_holds(device, name, fault, layout):
+    """Against one exact rotation by the sum of the positions. Faults exceed the bound."""
+    sign = -1 if fault == "the wrong sign" else 1
+    dtype, scale = ROUNDED[name]
+    count, heads, dim, is_float8 = 16, 3, 32, dtype == E4M3
+    source = torch.float16 if is_float8 else dtype
+    k = torch.randn(count, heads, dim).to(device, source)
+    call = Cached(device, heads=heads, head_dim=dim, dtype=dtype, count=count)
+    call.slots = torch.arange(count, device=k.device)
+    positions, deltas = torch.randint(10, (count,)), torch.randint(1, 10, (count,))
+    scales = torch.ones(BLOCKS, SIZE, heads, device=k.device)
+    made = {"k_scale_cache": scales, "v_scale": torch.ones(1, device=k.device)} if is_float8 and scale is None else {}
+    ropelab.rope_and_cache(
+        k, k, k, call.cache, torch.zeros_like(call.cache), call.slots, positions=positions.to(k.device), layout=layout,
+        **call.options, **made,
+    )  # fmt: skip
+    first = exact(call.rows(scales).cpu())[..., None]
+    again = {"k_scale_cache": scales} if "k_scale_cache" in made else {}
+    before = scales.clone()
+    call(deltas=sign * deltas.to(k.device), layout=layout, **again)
+    if fault == "a scale that stays":
+        scales.copy_(before)
+    second = exact(call.rows(scales).cpu())[..., None]
+
+    compute = Rounding.nearest(torch.float32)
+    store = Arithmetic.of_kernel(source, interpreted=INTERPRETED).store
+    columns = [[exact(t.cpu()[p][:, None]) for t in call.options.values()] for p in (positions, deltas)]
+    pair = pairs(exact(k), layout)
+    y = rotate_exactly(*pair, *columns[0])
+    bound = rotation_bound(*pair, *columns[0], Arithmetic(NO_ROUNDING, compute, store))
+    kept = NO_ROUNDING if is_float8 else store
+    if is_float8:
+        bound = [float8_bound(a, e, first, dtype, compute) * first for a, e in zip(y, bound, strict=True)]
+    bound = inexact_rotation_bound(*y, *bound, *columns[1], Arithmetic(NO_ROUNDING, compute, kept))
+    y = rotate_exactly(*y, *columns[1])
+    if is_float8:  # in the arithmetic a row scale multiplies once more
+        bound = [e + compute.of(abs(a) + e) for a, e in zip(y, bound, strict=True)]
+        bound = [float8_bound(a, e, second, dtype, compute) * second for a, e in zip(y, bound, strict=True)]
+    found = pairs(exact(call.rows(call.cache.float() if is_float8 else call.cache).cpu()) * second, layout)
+    excess = max(float((abs(a - b) / e).max()) for a, b, e in zip(found, y, bound, strict=True))
+    assert excess > 1 if fault else 0.2 < excess <= 1, f"error {excess:.3f} times its bound"
+
+
+# ------------------------------------------------------------------------------------------------------ wrong calls
+
+BAD = {
+    "cache of rank 2": (
+        {"cache": lambda x: x[0, 0]},
+        r"key_cache: expected shape \[blocks, block_size, heads, head_dim\]",
+    ),
+    "bytes": ({"cache": lambda x: x.to(torch.uint8)}, "key_cache: expected one of .* got uint8"),
+    "features apart": ({"cache": lambda x: torch.cat((x, x), -1)[..., ::2]}, "key_cache: expected adjacent features"),
+    "empty blocks": ({"cache": lambda x: x[:, :0]}, "key_cache: expected blocks of at least one slot"),
+    "one place": (
+        {"cache": lambda x: x[:1].expand(5, 4, 3, 16)},
+        "key_cache: expected elements at distinct addresses",
+    ),
+    "a gradient": ({"cache": lambda x: x.requires_grad_()}, "key_cache: expected a tensor without grad"),
+    "slots of rank 2": ({"slots": lambda x: x[None]}, r"slots: expected shape \[slots\], got \(1, 9\)"),
+    "slots of floats": ({"slots": lambda x: x.float()}, "slots: expected one of int32, int64, got float32"),
+    "slots elsewhere": ({"slots": lambda x: x.to("meta")}, "slots: expected key_cache's device cpu, got meta"),
+    "a slot beyond": (
+        {"slots": lambda x: x.clamp(min=20)},
+        "slots: expected slots below the 20 slots of key_cache, got",
+    ),
+    "a slot twice": (
+        {"slots": lambda x: x.clamp(min=3, max=3)},
+        "slots: expected slots that differ from each other, got slot 3 twice",
+    ),
+    "too few deltas": ({"deltas": lambda x: x[:3]}, r"deltas: expected shape \(9,\) or \(1, 9\), got \(1, 3\)"),
+    "deltas of floats": ({"deltas": lambda x: x.float()}, "deltas: expected one of int32, int64, got float32"),
+    "a delta of a float": ({"deltas": lambda x: 1.0}, "deltas: expected an integer, got float 1.0"),
+    "no delta": ({"deltas": lambda x: None}, "deltas: expected an integer, got None"),
+    "a delta beyond the tables": ({"deltas": lambda x: 20}, r"deltas: expected \|positions\| below the 20 rows of cos"),
+    "no tables": ({"options": lambda x: {}}, "cos: expected a torch.Tensor, got None"),
+    "an unknown layout": ({"options": lambda x: x | {"layout": "neox"}}, "layout: expected one of"),
+    "a slice of another width": ({"options": lambda x: x | {"rotary_slice": (0, 4)}}, "cos: expected 2 columns"),
+    "scales without need": (
+        {"options": lambda x: x | {"k_scale_cache": torch.ones(5, 4, 3)}},
+        "k_scale_cache: expected no scale for the dtype of key_cache, float32, got a scale",
+    ),
+    "scales of other heads": (
+        {"cache": lambda x: x.to(E4M3), "options": lambda x: x | {"k_scale_cache": torch.ones(5, 4, 2)}},
+        r"k_scale_cache: expected shape \(5, 4, 3\), got \(5, 4, 2\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", BAD)
+def test_wrong_arguments_are_named_before_anything_is_written(torch_backend, wrong):
+    changes, match = BAD[wrong]
+    call = Cached("cpu")
+    for name, change in changes.items():
+        setattr(call, name, change(getattr(call, name)))
+    before = call.cache.detach().clone()
+    with pytest.raises((TypeError, ValueError), match=match):
+        call()
+    assert torch.equal(call.cache.detach().float(), before.float())
+
+
+def test_memory_that_two_tensors_share_is_refused():
+    call = Cached("cpu", heads=1, head_dim=16)
+    call.cache = torch.zeros(BLOCKS, SIZE, 1, 16)
+    call.options = {name: call.cache[:, 0, 0, :8] for name in ("cos", "sin")}
+    call.deltas = torch.zeros(9, dtype=torch.int64)
+    with pytest.raises(ValueError, match="key_cache: expected memory disjoint from cos's"):
+        call()
+
+
+def test_transforms_are_refused():
+    call = Cached("cpu")
+    with pytest.raises(NotImplementedError, match="rotate_cached_keys: expected no transform of torch.func"):
+        torch.func.vmap(lambda slots: ropelab.rotate_cached_keys(call.cache, slots, 1, **call.options))(
+            call.slots[None]
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, E4M3])
+def test_compiles_without_a_graph_break(torch_backend, dtype):
+    call = Cached("cpu", dtype=dtype)
+    compiled = torch.compile(ropelab.rotate_cached_keys, fullgraph=True, backend="aot_eager")
+    scales = [torch.ones(5, 4, 3) if dtype == E4M3 else None for _ in range(2)]
+    found = call.cache.clone()
+    compiled(found, call.slots, call.deltas, k_scale_cache=scales[0], **call.options)
+    call(k_scale_cache=scales[1])
+    assert_equal(found, call.cache)
+    assert dtype != E4M3 or torch.equal(*scales)
+
+
+def test_the_operator_is_registered_as_torch_expects():
+    call = Cached("cpu")
+    arguments = (
+        call.cache, None, call.slots, call.options["cos"], call.options["sin"], call.deltas[None], 0, "split_half",
+        "split_half", "thd", None, False, None, False,
+    )  # fmt: skip
+    utils = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.ropelab.rotate_cached_keys.default, arguments, test_utils=utils)

@@ -1,0 +1,142 @@
+"""A wrong call is refused by the name of a parameter of the function that was called, before anything is written.
+
+Public functions and adapters take generated calls: each argument of a valid call becomes a value that cannot be meant.
+"""
+
+import re
+from inspect import signature
+
+import pytest
+import torch
+
+import ropelab
+from tests.ops.hostile_adapters import (
+    ADAPTERS,
+    OF_ANOTHER_TYPE,
+    SOME_FIT,
+    aliased,
+    calls,
+    changed,
+    contents,
+    copied,
+    tensors,
+)
+from tests.ops.hostile_calls import CONFIG
+from tests.ops.public_calls import OPERATIONS, PUBLIC, functions
+
+CALLS = PUBLIC | ADAPTERS
+
+
+def outcome(function, call, *, argument=None, finite=False):
+    """ "right" for a call that returns; "refused" for one that an argument's name refuses; else what is wrong.
+
+    Args:
+        argument: the argument that the refusal must name; by default any parameter of the function.
+        finite: whether all results must be finite.
+    """
+    before = contents(call)
+    try:
+        found = function(**call)
+    except (TypeError, ValueError) as error:
+        begins = re.match(r"(\w+)\S*: expected", str(error))
+        named = {argument} if argument else signature(function).parameters
+        if not begins or begins[1] not in named:
+            return f"{type(error).__name__}: {error}"
+        wrote = changed(before, call)
+        return f"wrote {wrote}, then {error}" if wrote else "refused"
+    except (RuntimeError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError) as error:
+        return f"{type(error).__name__}: {error}"
+    results = tensors({"results": found if isinstance(found, (tuple, list)) else (found,)} | call)
+    infinite = [name for name, x in results.items() if x.is_floating_point() and not x.float().isfinite().all()]
+    return f"{infinite} not finite" if infinite and finite else "right"
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_hostile_value_is_refused_by_name_and_nothing_is_written(torch_backend, name):
+    wrong, function = [], CALLS[name].function
+    assert outcome(function, CALLS[name].arguments()) == "right"
+    for argument, what, call in calls(CALLS[name]):
+        kind = what.partition(" in place")[0]
+        named = argument if kind in OF_ANOTHER_TYPE else None
+        found = outcome(function, call, argument=named, finite=kind in ("huge", "minus huge", "tiny"))
+        if found != "refused" and not (kind in SOME_FIT and found == "right"):
+            wrong.append(f"{argument} = {what}: {found}")
+    assert not wrong, f"{len(wrong)} calls:\n" + "\n".join(wrong)
+
+
+FEW = {"cos": torch.ones(4, 2), "sin": torch.ones(4, 2)}
+MISNAMED = {
+    "an odd head": (ropelab.rope_and_quantize, {"x": torch.ones(4, 2, 13), "block_dim": 4} | FEW, "x"),
+    "an odd head of the indexer": (
+        ropelab.rope_and_quantize_indexer, {"q": torch.ones(4, 2, 13), "weights": torch.ones(4, 2)} | FEW, "q",
+    ),
+    "a head of 12 of the indexer": (
+        ropelab.rope_and_quantize_indexer, {"q": torch.ones(4, 2, 12), "weights": torch.ones(4, 2)} | FEW, "q",
+    ),
+    "an odd key": (
+        ropelab.assemble_mla,
+        {"q": torch.ones(1, 4, 2, 11), "kv": torch.ones(1, 4, 2, 12), "k_pe": torch.ones(1, 4, 1, 3)} | FEW, "k_pe",
+    ),
+    "kv of another dtype": (
+        ropelab.rope_and_block_scaled_cache,
+        {"q": torch.ones(4, 2, 12).bfloat16(), "kv": torch.ones(4, 12).half(), "slot_mapping": torch.arange(4),
+         "kv_cache": torch.zeros(2, 112, dtype=torch.uint8), "block_size": 4, "block_dim": 8} | FEW, "kv",
+    ),
+    "a base of 1 for YaRN": (
+        ropelab.rope_from_config,
+        {"config": CONFIG | {"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}}, "rope_theta",
+    ),
+}  # fmt: skip
+"""Calls whose wrong argument another one may be blamed for: two arguments are wrong together, or an inner function asks
+for what the outer one has under another name."""
+
+
+@pytest.mark.parametrize(("function", "call", "argument"), MISNAMED.values(), ids=MISNAMED)
+def test_the_message_names_the_argument_of_the_function_that_was_called(function, call, argument):
+    assert outcome(function, call, argument=argument) == "refused"
+
+
+def test_every_parameter_of_every_public_function_is_replaced():
+    given = {}
+    for name, call in PUBLIC.items():
+        some = {argument for argument, value in call.arguments().items() if value is not None}
+        given[name.partition(", ")[0]] = given.get(name.partition(", ")[0], set()) | some
+    assert given == functions()
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name.partition(", ")[0] in OPERATIONS])
+def test_tensors_without_memory_of_their_own_are_right_or_refused(device, name):
+    """Also where others have prepared the call."""
+    wrong, (function, arguments, _) = [], PUBLIC[name]
+    for _ in range(2):
+        for argument, what, call in calls(PUBLIC[name]):
+            if what == "without memory" and (found := outcome(function, call)) not in ("right", "refused"):
+                wrong.append(f"{argument}: {found}")
+        assert outcome(function, arguments()) == "right"
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", [name for name, x in PUBLIC.items() if {"cos", "sin"} <= x.arguments().keys()])
+def test_tables_that_are_too_short_are_refused_without_data(torch_backend, name):
+    """Where a call has positions, their contents decide, and on meta there are none."""
+    function, arguments, _ = PUBLIC[name]
+    call = {key: x.to("meta") if isinstance(x, torch.Tensor) else x for key, x in arguments().items()}
+    function(**call)
+    reads = {"positions", "deltas"} & call.keys() or isinstance(call.get("offsets"), torch.Tensor)
+    if call["cos"] is not None and not reads:
+        with pytest.raises(ValueError, match="^cos: expected a row for each of 4 positions"):
+            function(**call | {name: call[name][:3] for name in ("cos", "sin")})
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_memory_of_an_output_is_refused_or_does_not_matter(name):
+    wrong, function = [], CALLS[name].function
+    for output, other, call in aliased(CALLS[name]):
+        apart = copied(call)
+        function(**apart)
+        found = outcome(function, call)
+        if found == "right" and output in changed(contents(apart), call):
+            found = "another result"
+        if found not in ("right", "refused"):
+            wrong.append(f"{other} in {output}: {found}")
+    assert not wrong, "\n".join(wrong)

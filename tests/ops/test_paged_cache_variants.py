@@ -1,0 +1,225 @@
+"""The variants of `rope_and_cache`: a norm across heads or after the rotation, no tables, features of q apart."""
+
+import pytest
+import torch
+
+import ropelab
+from ropelab import NO_POSITION, reference
+from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.layout.seq_format import to_bshd
+from tests.ops.test_paged_cache import POISON, assert_equal, example, latent_example, quantized
+
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def weights_across(call, dtype=torch.float32):
+    """Weights for a norm across heads, beside the other options of a call."""
+    found = {}
+    for name, x in (("q", call.q), ("k", call.k)):
+        features = to_bshd(x, call.options["seq_format"]).shape[2] * x.shape[-1]
+        found[f"{name}_weight"] = torch.randn(features, dtype=dtype).to(x.device)
+    call.options |= found
+
+
+def normalized(x, weight, eps, offset=0.0):
+    """The norm in float64: over a head, or over all heads of a token if the weight has the features of all heads."""
+    x = x.double()
+    rows = x if weight.numel() == x.shape[-1] else x.flatten(-2)
+    rows = rows / (rows.square().mean(-1, keepdim=True) + eps).sqrt() * (weight.double() + offset)
+    return rows.view(x.shape)
+
+
+def right(call):
+    """q and k of a call in ``thd`` with a norm, in float64."""
+    o, found = call.options, []
+    where = {name: o[name].cpu() for name in ("cos", "sin", "positions")} | {"seq_format": "thd", "layout": o["layout"]}
+    where["rotary_slice"] = o.get("rotary_slice")
+    for x, name in ((call.q, "q_weight"), (call.k, "k_weight")):
+        x, weight = x.double().cpu(), o[name].cpu()
+        norm = (weight, o.get("eps", 1e-6), o.get("weight_offset", 0.0))
+        if o.get("norm_first", True):
+            found.append(reference.rotate(normalized(x, *norm), **where))
+        else:
+            found.append(normalized(reference.rotate(x, **where), *norm))
+    return found
+
+
+def assert_close(found, expected, features):
+    """Allow the roundings of a sum of ``features`` squares and of the rotation, relative to the largest element."""
+    limit = (features + 10) * torch.finfo(torch.float32).eps * expected.abs().amax()
+    assert ((found.double().cpu() - expected).abs() <= limit).all()
+
+
+@layouts
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("across", [True, False])
+@pytest.mark.parametrize("shape", [(5, 3, 16, 16, 0), (6, 2, 20, 8, 6), (2, 7, 24, 24, 0)])
+def test_every_norm_is_the_norm_of_the_definition(device, shape, across, norm_first, layout):
+    q_heads, k_heads, head_dim, rotary_dim, first = shape
+    call = example(device, heads=(q_heads, k_heads), head_dim=head_dim, rotary_dim=rotary_dim, norm=True, layout=layout)
+    if across:
+        weights_across(call)
+    call.options |= {"norm_first": norm_first, "weight_offset": 1.0, "rotary_slice": (first, first + rotary_dim)}
+    call.slot_mapping = torch.arange(7, device=call.q.device)
+    q, k = right(call)
+    features = max(q_heads, k_heads) * head_dim
+    assert_close(call(), q, features)
+    assert_close(call.key_cache.flatten(0, 1)[:7], k, features)
+    assert_equal(call.value_cache.flatten(0, 1)[:7], call.v)
+    assert (call.key_cache.flatten(0, 1)[7:] == POISON).all()
+
+
+@pytest.mark.parametrize("seq_format, batch", [("thd", 1), ("bshd", 2), ("bhsd", 2)])
+@pytest.mark.parametrize("across", [True, False])
+def test_a_token_has_the_same_bits_in_any_batch(device, across, seq_format, batch):
+    """A token alone, and the token among others, under every norm."""
+    call = example(device, batch=batch, seq_format=seq_format, norm=True, heads=(6, 3))
+    if across:
+        weights_across(call)
+    call.options["norm_first"] = not across
+    q = to_bshd(call(), seq_format)
+    one = example(device, tokens=1, norm=True, heads=(6, 3))
+    one.q, one.k, one.v = (to_bshd(x, seq_format)[-1, 4:5] for x in (call.q, call.k, call.v))
+    positions = call.options["positions"].view(batch, -1)[-1, 4:5]
+    one.options = call.options | {"positions": positions, "seq_format": "thd"}
+    assert_equal(one()[0], q[-1, 4])
+
+
+def test_a_token_without_a_position_is_zero_after_any_norm(device):
+    for across, norm_first in ((True, True), (True, False), (False, False)):
+        call = example(device, norm=True)
+        if across:
+            weights_across(call)
+        call.options |= {"norm_first": norm_first, "eps": 0.0}
+        call.options["positions"][2] = NO_POSITION
+        call.slot_mapping[2] = 27
+        call.q[2] = float("nan")
+        assert not call()[2].any()
+        assert not call.key_cache.flatten(0, 1)[27].any()
+
+
+def test_weights_with_a_stride(device):
+    call = example(device, norm=True)
+    expected = call()
+    for name in ("q_weight", "k_weight"):
+        call.options[name] = torch.stack((call.options[name], torch.zeros_like(call.options[name])), 1)[:, 0]
+    assert_equal(call(), expected)
+
+
+@layouts
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"tokens": 1},
+        {"heads": (3, 1), "head_dim": 24, "rotary_dim": 16},
+        {"batch": 2, "seq_format": "bshd", "tokens": 5},
+        {"positions": False},
+        {"value_dim": 80},
+    ],
+    ids=str,
+)
+def test_without_tables(device, case, layout):
+    """The bits of `apply_rope` with the same frequencies, and of a separate write."""
+    call = example(device, layout=layout, **case)
+    rotary_dim = 2 * call.options.pop("cos").shape[1]
+    del call.options["sin"]
+    call.options["frequencies"] = ropelab.rotary_frequencies(rotary_dim, device=call.q.device)
+    if "positions" in call.options:
+        call.options["positions"] *= 3_000_017
+        call.options["positions"].view(-1)[0] = NO_POSITION
+    names = ("frequencies", "layout", "positions", "seq_format")
+    where = {name: x for name, x in call.options.items() if name in names}
+    q, k = ropelab.apply_rope(call.q, call.k, **where)
+    assert_equal(call(), q)
+    for cache, x in zip(call.caches, (k, call.v), strict=True):
+        assert_equal(cache, call.written(x, cache))
+
+
+@pytest.mark.parametrize("across", [True, False])
+def test_a_norm_without_tables(device, across):
+    call = example(device, norm=True, layout="interleaved")
+    if across:
+        weights_across(call)
+    q, k = right(call)
+    call.slot_mapping = torch.arange(7, device=call.q.device)
+    del call.options["cos"], call.options["sin"]
+    found = call(frequencies=ropelab.rotary_frequencies(16, device=call.q.device))
+    assert_close(found, q, 80)
+    assert_close(call.key_cache.flatten(0, 1)[:7], k, 80)
+
+
+@layouts
+@pytest.mark.parametrize("nope_dim", [8, 40, 21])
+@pytest.mark.parametrize("dtype", [None, *FLOAT8_DTYPES])
+def test_features_of_q_apart(device, dtype, nope_dim, layout):
+    """Rotated and other features of q from and to tensors of their own."""
+    call = example(device, layout=layout, dtype=torch.float16)
+    scale = None if dtype is None else torch.rand(5, device=call.q.device) + 0.01
+    q_nope = torch.randn(7, 5, nope_dim, device=call.q.device).half()[..., :nope_dim]
+    outs = [torch.empty(x.shape, dtype=dtype or torch.float16, device=x.device) for x in (call.q, q_nope)]
+    q, _, caches = call.separately()
+    call(q_nope=q_nope, q_out=outs[0], q_nope_out=outs[1], q_scale=scale)
+    for found, x in zip(outs, (q, q_nope), strict=True):
+        assert_equal(found.cpu(), x.cpu() if dtype is None else quantized(x, dtype, scale))
+    assert_equal(call.key_cache, caches[0])
+
+
+def test_latent_attention_with_all_features_of_q(device):
+    """q_pe and q_nope of one tensor go to one tensor in 8-bit floats, rotated features behind the others."""
+    (q_pe, k_pe, kv_c, cache, slots), options = latent_example(device)
+    q_nope = torch.randn(6, 5, 40, device=q_pe.device)
+    out = torch.empty(6, 5, 48, device=q_pe.device).to(FLOAT8_DTYPES[0])
+    scale = torch.tensor([0.03], device=q_pe.device)
+    q, _ = ropelab.apply_rope(q_pe, k_pe[:, None], seq_format="thd", **options)
+    ropelab.mla_rope_and_cache(
+        q_pe, k_pe, kv_c, cache, slots, q_nope=q_nope, q_nope_out=out[..., :40], q_out=out[..., 40:], q_scale=scale,
+        **options,
+    )  # fmt: skip
+    assert_equal(out.cpu(), quantized(torch.cat((q_nope, q), -1), FLOAT8_DTYPES[0], scale))
+
+
+@pytest.mark.parametrize(
+    "changes, match",
+    [
+        ({"q_nope": torch.zeros(7, 5, 8)}, "q_nope_out: expected a torch.Tensor beside q_nope, got None"),
+        ({"q_nope_out": torch.zeros(7, 5, 8)}, "q_nope: expected a torch.Tensor beside q_nope_out, got None"),
+        (
+            {"q_nope": torch.zeros(7, 4, 8), "q_nope_out": torch.zeros(7, 4, 8)},
+            r"q_nope: expected shape \(7, 5, 'N'\), got \(7, 4, 8\)",
+        ),
+        (
+            {"q_nope": torch.zeros(7, 5, 8), "q_nope_out": torch.zeros(7, 5, 8).to(FLOAT8_DTYPES[0])},
+            "q_nope_out: expected q_out's dtype float32, got float8_e4m3fn",
+        ),
+        (
+            {"q_nope": torch.zeros(7, 5, 8), "q_nope_out": torch.zeros(7, 5, 8), "q_weight": torch.ones(16),
+             "k_weight": torch.ones(16)},
+            "q_nope: expected None beside q_weight",
+        ),
+        ({"q_weight": torch.ones(80), "k_weight": torch.ones(16)}, r"q_weight: expected shape \(16,\)"),
+        ({"q_weight": torch.ones(80), "k_weight": torch.ones(48).half()}, "k_weight: expected q_weight's dtype"),
+        ({"norm_first": 1}, "norm_first: expected"),
+        ({"frequencies": ropelab.rotary_frequencies(16)}, "frequencies: expected no frequencies beside cos and sin"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_of_variants_are_named(torch_backend, changes, match):
+    call = example()
+    with pytest.raises((TypeError, ValueError), match=match):
+        call(**changes)
+    assert (call.key_cache == POISON).all()
+
+
+def test_variants_compile(torch_backend):
+    call = example()
+    q_nope, outs = torch.randn(7, 5, 8), [torch.zeros(7, 5, 8) for _ in range(2)]
+    frequencies = ropelab.rotary_frequencies(16)
+    where = {"positions": call.options["positions"], "frequencies": frequencies, "q_nope": q_nope}
+    arguments = call.q, call.k, call.v, *call.caches, call.slot_mapping
+    compiled = torch.compile(ropelab.rope_and_cache, fullgraph=True, backend="aot_eager")
+    assert_equal(
+        compiled(*arguments, q_nope_out=outs[0], **where),
+        ropelab.rope_and_cache(*arguments, q_nope_out=outs[1], **where),
+    )
+    assert_equal(*outs)

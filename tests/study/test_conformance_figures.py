@@ -1,0 +1,228 @@
+"""The tables and figures of notebook 09_conformance, on a kill matrix and a table of peers that are made up here."""
+
+import os
+
+import pandas as pd
+import pytest
+import torch
+
+pytest.importorskip("seaborn")
+
+from ropelab.bench import (  # noqa: E402
+    conformance,
+    packages,
+    processes,
+    records,
+    studies,
+    subjects,
+    workers,
+)
+from ropelab.conformance import LAWS  # noqa: E402
+from ropelab.conformance.faults import FAULTS, NOT_EXPRESSED  # noqa: E402
+from ropelab.study.plots import registry as figures  # noqa: E402
+from ropelab.study.plots.panels import said  # noqa: E402
+from ropelab.study.topics.conformance import figures as conformance_figures  # noqa: E402
+from ropelab.study.topics.conformance import findings  # noqa: E402
+from tests.study import dying_contender  # noqa: E402
+
+# Fault -> the laws that kill it, and what its diagnosis names; every other law holds.
+KILLERS = {
+    "backward_applies_forward": (("adjoint", "second_order", "rounding"), ("backward_applies_forward",)),
+    "layout_flag_ignored": (("definition", "layout", "rounding"), ("layout_flag_inverted", "layout_flag_ignored")),
+    "sign_reversed_undeclared": (("definition", "rounding"), ("sign_reversed_undeclared",)),
+    "positions_from_one": (("definition", "identity", "composition", "inverse"), ()),
+    "single_head_lost": (("single_head",), ("single_head_lost",)),
+    "tokens_on_the_y_axis": ((), ()),
+}
+ASKED = [law.name for law in LAWS.values() if law.by_default]
+
+
+@pytest.fixture
+def found():
+    rows = {
+        name: {law: "fail" if law in killers else "pass" for law in ASKED} for name, (killers, _) in KILLERS.items()
+    }
+    rows["single_head_lost"]["packed"] = "not applicable"
+    rows["layout_flag_ignored"]["layout"] = "error"
+    matrix = pd.DataFrame.from_dict(rows, orient="index").rename_axis(index="fault", columns="law")
+    return findings.Catalogue(matrix, {name: named for name, (_, named) in KILLERS.items()})
+
+
+@pytest.fixture
+def table():
+    rows = [
+        {"subject": name, "convention": "huggingface", "layout": "split_half", "dtype": "float32", "device": "cuda",
+         "law": law, "status": status, "violation": 1e-7, "bound": 2e-7, "message": f"{law}: words of {name}"}
+        for name, broken in {"ropelab, split-half": (), "Liger": ("decode", "second_order")}.items()
+        for law in ASKED
+        for status in ["fail" if law in broken else "pass"]
+    ]  # fmt: skip
+    contender = next(c for c in subjects.CONTENDERS if c.name == "torchembed 0.3.2")
+    missing = conformance.left_out(contender, "not installed", device="cuda", dtype=torch.float32)
+    return pd.concat([pd.DataFrame(rows), missing], ignore_index=True)
+
+
+def title(fig):
+    return " ".join(said(fig).split())
+
+
+# --------------------------------------------------------------------------------------------------- the kill matrix
+
+
+def test_the_score_counts_faults(found):
+    said = findings.sentence(found)
+    assert said.startswith(
+        f"6 of {len(FAULTS) + len(NOT_EXPRESSED)} known faults ran as code. 5 are killed by some law, 5 by"
+    )
+    assert "4 by a law that needs no reference. The diagnosis tells 4 of them apart" in said  # not the reversed sign
+
+
+def test_shortcomings_are_told_one_by_one(found):
+    lines = "\n".join(findings.shortcomings(found))
+    assert "`tokens_on_the_y_axis` survives every law" in lines
+    assert "`positions_from_one` is not named; its diagnosis: none" in lines
+    assert "`sign_reversed_undeclared` is killed by agreement with the definition alone" in lines
+    assert "layout_flag_ignored" not in lines and "backward_applies_forward" not in lines
+
+
+def test_an_opt_in_law_that_was_not_asked_kills_nothing(found):
+    found.matrix["huge"] = pd.Series({"tokens_on_the_y_axis": "fail"})
+    assert findings.alone(found)["huge"] == found.killed.huge.sum() == 1
+    assert findings.cover(found.killed).faults.explode().is_unique
+
+
+def test_each_law_of_the_cover_kills_what_none_before_did(found):
+    cover = findings.cover(found.killed)
+    assert cover.law.tolist() == ["definition", "adjoint", "single_head"]  # of adjoint and rounding, the first
+    assert cover.kills.tolist() == [3, 1, 1] and cover.left.tolist() == [2, 1, 0]
+    assert sorted(cover.faults.explode()) == sorted(found.killed.index[found.killed.any(axis=1)])
+    without = findings.cover(findings.without_agreement(found.killed))
+    assert not set(without.law) & set(findings.NEEDS_TRUTH)
+    assert "sign_reversed_undeclared" not in set(without.faults.explode())
+
+
+def test_self_consistency_cannot_see_layout_and_sign(found):
+    assert findings.unseen(found) == ["layout_flag_ignored", "sign_reversed_undeclared"]
+
+
+def test_a_law_counts_the_faults_that_it_alone_kills(found):
+    alone = findings.alone(found)
+    assert alone["single_head"] == 1 and alone.is_monotonic_decreasing and (alone > 0).all()
+    assert all(found.killed.loc[found.killed.sum(axis=1) == 1, law].sum() == n for law, n in alone.items())
+
+
+def test_the_map_has_every_fault_and_every_law(found):
+    fig = conformance_figures.kill_matrix(found)
+    ax = fig.axes[0]
+    assert len(ax.get_yticks()) == len(KILLERS) and len(ax.get_xticks()) == len(ASKED)
+    codes = ax.collections[0].get_array().reshape(len(KILLERS), len(ASKED))
+    assert (codes == 0).sum() == sum(len(killers) for killers, _ in KILLERS.values())
+    texts = [text.get_text() for text in ax.texts]
+    assert "3 laws, named 2. of 2" in texts and "0 laws, not named" in texts
+    assert "5 are killed by some law" in title(fig)
+
+
+def test_every_fault_has_a_theme():
+    assert all(findings.theme_of(name) for name in FAULTS)
+
+
+def test_a_catalogue_is_held_to_the_laws():
+    found = findings.catalogue(["layout_flag_ignored"], ["definition", "isometry", "packed"], here=True)
+    assert found.matrix.loc["layout_flag_ignored"].to_dict() == {
+        "definition": "fail", "isometry": "pass", "packed": "pass"
+    }  # fmt: skip
+    assert found.diagnosed == ["layout_flag_ignored"]
+
+
+# ------------------------------------------------------------------------------------------------------------- peers
+
+
+def test_the_table_of_peers(table):
+    fig = conformance_figures.peers(table)
+    assert title(fig).startswith("1 of 2 configurations keep every law")
+    assert "torchembed 0.3.2 (not installed)" in fig.axes[0].get_xlabel()
+    sentence = findings.peers_sentence(table, "a GPU")
+    assert sentence.endswith("The others (Liger) break most often: `second_order` (1), `decode` (1).")
+    words = findings.violations_in_words(table)  # one of each theme
+    assert words == [
+        ("Liger (cuda, float32)", "second_order: words of Liger"),
+        ("Liger (cuda, float32)", "decode: words of Liger"),
+    ]
+
+
+def test_the_record_is_drawn_where_there_is_one(table, tmp_path):
+    records.write("conformance", table, tmp_path)
+    read = records.load("conformance", tmp_path).frame
+    assert list(read.columns) == conformance.COLUMNS and len(read) == len(table)
+    assert title(figures.draw("conformance", tmp_path)).startswith("1 of 2 configurations")
+    assert "conformance" in studies.STUDIES
+
+
+def test_live_peers_keep_the_laws_and_the_others_say_why_not():
+    names = ["complex product (Llama)", "flash-attn, split-half"]
+    frame = findings.peers(names, ["definition", "layout"], here=True)
+    live = frame[frame.subject == names[0]]
+    assert live.status.tolist() == ["pass", "pass"] and (live.violation <= live.bound).all()
+    (reason,) = frame[frame.subject == names[1]].message
+    assert reason and set(frame.status) == {"pass", conformance.NOT_RUN}
+
+
+def test_a_message_names_no_folder_of_this_machine():
+    frame = findings.peers(["complex product (Llama)"], ["empty"], here=True)
+    (message,) = frame.message
+    assert message.startswith("it refuses tensors without elements (RuntimeError")
+    assert str(packages.PEERS.parents[1]) not in message
+
+
+def test_a_package_that_is_not_there_is_not_run(monkeypatch):
+    monkeypatch.setattr(packages, "installations", lambda package, peers: {})
+    contender = next(c for c in subjects.CONTENDERS if c.name == "Liger")
+    frame = conformance.held(contender, device="cpu", dtype=torch.float32)
+    assert frame.status.tolist() == [conformance.NOT_RUN] and frame.message[0]
+
+
+def test_a_contender_that_ends_its_process_loses_the_law_at_which_it_ends_it(monkeypatch):
+    chosen = ("definition", "empty")
+    dying = subjects.Contender("dying", dying_contender.rotate, "ropelab", {})
+    monkeypatch.setattr(conformance, "CONTENDERS", (dying,))
+    monkeypatch.setattr(conformance, "DTYPES", (torch.float32,))
+    monkeypatch.setattr(conformance, "LAWS", {name: LAWS[name] for name in chosen})
+    frame = conformance.conformance(device="cpu").set_index("law")
+    assert frame.status.to_dict() == {"definition": "pass", "empty": "error"}
+    assert frame.message["empty"].startswith("its process ended: BrokenProcessPool")
+
+
+def test_rows_after_a_fault_on_the_gpu_say_too_little():
+    for message, faulted in (("raised AcceleratorError: CUDA error: an illegal memory access", True), ("", False)):
+        table = pd.DataFrame({"law": ["a", "b"], "message": [None, message]})
+        assert conformance._Outcome(table).faulted is faulted
+
+
+def test_torchembed_refuses_tables_of_each_sequence():
+    table = torch.arange(4.0).reshape(2, 1, 2)
+    with pytest.raises(NotImplementedError, match="one table"):
+        subjects._shared(table)
+    assert subjects._shared(table[:1].expand(3, 1, 2)).tolist() == [[0, 1]]
+
+
+# -------------------------------------------------------------------------------------------------- laws and reports
+
+
+def test_laws_fit_a_table_and_become_formulas(table):
+    mathml = pytest.importorskip("ropelab.study.site.mathml")
+    markdown = findings.law_markdown(findings.law_table(table, "ropelab, split-half"))
+    assert len({line.count("|") for line in markdown.splitlines()}) == 1
+    assert all(f"`{name}`" in markdown for name in LAWS) and "2.0e-07" in markdown
+    writer = mathml.Writer()
+    writer.markdown(markdown)
+    assert not writer.unconverted
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="needs a machine without a GPU: only there kernels are interpreted"
+)
+def test_only_kernels_are_interpreted():
+    ask = [(os.getenv, (processes.INTERPRET, "no"))]
+    before = os.environ.get(processes.INTERPRET)
+    assert sorted(workers.spread(ask, ask)) == ["1", "no"]
+    assert os.environ.get(processes.INTERPRET) == before

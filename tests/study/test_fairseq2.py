@@ -1,0 +1,487 @@
+"""fairseq2#1213: the log, the measurements, and evidence that moves the outcomes of its rules."""
+
+from functools import partial
+from itertools import product
+
+import pandas as pd
+import pytest
+import torch
+
+from ropelab.bench import timing
+from ropelab.bench.records import ROOT, gpus, load
+from ropelab.study.documents.fairseq2 import evidence, figures, findings, measure, peers
+from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, proposed
+from ropelab.study.documents.fairseq2.studies import STUDIES
+from ropelab.study.engine.claims import load_claims
+from ropelab.study.engine.ledger import ledger
+from ropelab.study.engine.registered import all_studies
+from ropelab.study.engine.verdict import Outcome
+from ropelab.study.plots.panels import said
+from tests.interop.fairseq2_models import MODELS
+from tests.support import change
+
+HOLDS, OTHER_SIZE, SOME_CELLS, FAILS, UNTOLD = Outcome
+NAMES = evidence.IMPLEMENTATIONS
+DTYPE, BACKWARD = "dtype == 'bfloat16'", "direction == 'forward and backward'"
+
+# Times in any unit, of NAMES, with every ratio as the document states it.
+COMPILED = (10.0, 10 / 0.86, 11.2 / 0.66, 11.2)
+EAGER = (10 / 1.87, 10 / 1.87 * 5.43, 20.0, 20 * 1.16)
+FOUR_MS = 4000 / (COMPILED[2] - COMPILED[0])
+"""The unit, in microseconds, in which RE takes 4 ms longer in halves than in pairs."""
+
+
+def grid(eager=EAGER, compiled=COMPILED, shapes=tuple(cell.shape for cell in measure.GRID)):
+    """A record as measure.grid() makes it, with these times of ``NAMES`` in every cell."""
+    return pd.DataFrame(
+        [
+            {
+                "batch": batch, "seq_len": seq_len, "encoding_dim": encoding_dim, "dtype": "float32",
+                "direction": direction, "mode": mode, "contender": name, "status": "ok", "median_us": us,
+                "fraction_of_copy": 5 / us,
+            }
+            for batch, seq_len, encoding_dim in shapes
+            for direction in measure.DIRECTIONS
+            for mode, times in (("eager", eager), ("compiled", compiled))
+            for name, us in zip(NAMES, times, strict=True)
+        ]
+    )  # fmt: skip
+
+
+def of_two_shapes(eager=(10, 50, 40, 42), compiled=(10, 11.2, 17, 11.2)):
+    """A small grid for figures."""
+    return grid(eager, compiled, [(1, 2048, 1024), (4, 2048, 1024)])
+
+
+def inductor(where=None, **changes):
+    """A record as measure.inductor() makes it: as the document has it, with equal tables."""
+    rows = [
+        {
+            "batch": 4, "seq_len": 8192, "encoding_dim": 8192, "dtype": dtype, "direction": direction,
+            "mode": mode, "contender": name, "status": "ok", "median_us": us * FOUR_MS * passes,
+            "fraction_of_copy": 0.3, "kernels": passes * (3 if name == "RE reference" else 1),
+            "generated": None if name == "RE llama" else "triton_a, triton_b",
+            "fallbacks": "mul" if name.startswith("RE ") else None, "complex_warning": name.startswith("RE "),
+            "launched": {"RE llama": "mul", "RE reference": "triton_a; mul; triton_b"}.get(name, "triton_c"),
+            "peak_bytes": 2**31, "result_bytes": 2**30, "state_bytes": 2**28, "code": f"code of {name}",
+        }
+        for dtype in evidence.DTYPES
+        for direction, passes in zip(measure.DIRECTIONS, (1, 2), strict=True)
+        for mode, times in (("eager", EAGER), ("compiled", COMPILED))
+        for name, us in zip(NAMES, times, strict=True)
+    ]  # fmt: skip
+    eager = dict.fromkeys(("generated", "fallbacks", "complex_warning", "code"))
+    return change(change(pd.DataFrame(rows), "mode == 'eager'", **eager), where, **changes)
+
+
+H100 = "nvidia-h100-80gb-hbm3"
+
+
+def at_a_millisecond(compiled_us=1000.0):
+    """In float32, every implementation takes 1000 us but compiled RE llama, one and the same kernel as eager."""
+    frame = change(inductor(median_us=1000.0), "mode == 'compiled' and contender == 'RE llama'", median_us=compiled_us)
+    return frame.query("dtype == 'float32'")
+
+
+def recorded(name, gpu=H100):
+    return load(f"fairseq2_{name}", gpu=gpu).frame
+
+
+def slower(frame, where, factor):
+    """The same record with longer times in the rows that the query selects."""
+    rows, columns = frame.query(where).index, frame.columns.intersection(["median_us", "q20_us", "q80_us"])
+    frame = frame.copy()
+    frame.loc[rows, columns] *= factor
+    return frame
+
+
+def swapped(frame, first, second):
+    return frame.assign(contender=frame.contender.replace({first: second, second: first}))
+
+
+def both(tamper=None, *arguments, of=(grid, inductor)):
+    """Evidence by name: the two records of times, both tampered with alike."""
+    records = dict(zip(("fairseq2_grid", "fairseq2_inductor"), of, strict=True))
+    if tamper is None:
+        return records
+    return {name: lambda make=make: tamper(make(), *arguments) for name, make in records.items()}
+
+
+def one(name, make, **changes):
+    return {name: partial(make, **changes)}
+
+
+without = partial(both, pd.DataFrame.query)
+halves, compiled = "contender == 'RE reference'", "mode == 'compiled'"
+large = partial(one, "fairseq2_inductor", inductor)
+
+
+def tampered(tamper, *arguments):
+    """The record of the large shape."""
+    return {"fairseq2_inductor": lambda: tamper(inductor(), *arguments)}
+
+
+def reorderings(where=None, **changes):
+    rows = [
+        {
+            "batch": 4, "seq_len": 8192, "encoding_dim": 8192, "dtype": "float32",
+            "variant": name, "status": "ok", "median_us": 100.0, "code": "a", "kernels": 3,
+            "generated": "triton_a, triton_b", "generated_bytes": 1e9,
+        }
+        for name in measure.REORDERINGS
+    ]  # fmt: skip
+    return change(pd.DataFrame(rows), where, **changes)
+
+
+CASES = [
+    # claim, evidence, outcome
+    ("FS-06", large(), HOLDS),
+    ("FS-06", large(where=f"{halves} and {DTYPE}", kernels=1), HOLDS),  # beyond the document
+    ("FS-06", large(where=halves, kernels=1), FAILS),
+    ("FS-06", tampered(slower, halves, 0.5), FAILS),
+    ("FS-06", tampered(slower, halves, 1 / 1.697), UNTOLD),
+    ("FS-06", tampered(swapped, "RE llama", "RE reference"), FAILS),
+    ("FS-06", tampered(pd.DataFrame.query, "dtype != 'float32'"), UNTOLD),
+    ("FS-09", one("fairseq2_reorderings", reorderings), HOLDS),
+    ("FS-09", one("fairseq2_reorderings", partial(recorded, "reorderings")), HOLDS),
+    ("FS-09", one("fairseq2_reorderings", reorderings, where="variant == 'empty, filled'", code="b"), HOLDS),
+    ("FS-09", one("fairseq2_reorderings", reorderings, where="variant == 'unsqueeze, cat'", code="b"), FAILS),
+    ("FS-09", one("fairseq2_reorderings", reorderings, where="variant == 'unsqueeze, cat'", status="failed"), UNTOLD),
+    ("FS-11", both(), HOLDS),
+    ("FS-11", both(slower, "contender == 'RRE llama'", 1.5), FAILS),
+    ("FS-11", both(slower, f"contender == 'RRE llama' and {BACKWARD}", 1.5), HOLDS),  # beyond the document
+    ("FS-11", both(swapped, "RE reference", "RRE llama"), FAILS),
+    ("FS-11", without("contender != 'RE reference'"), UNTOLD),
+    ("FS-15", large(), HOLDS),
+    ("FS-15", tampered(slower, compiled, 1.2), OTHER_SIZE),
+    ("FS-15", tampered(slower, halves, 8), UNTOLD),
+    ("FS-15", tampered(swapped, "RE llama", "RE reference"), UNTOLD),
+]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------ outcomes
+
+
+def ledger_of(frames, only):
+    """The ledger by these frames and by what a CPU computes; no record is read."""
+    return ledger(frames, document="fairseq2", only=only, records=ROOT / "no records").set_index("id")
+
+
+@pytest.mark.parametrize("claim, frames, expected", CASES, ids=[f"{n}-{case[0]}" for n, case in enumerate(CASES)])
+def test_the_outcome_follows_the_evidence(claim, frames, expected):
+    row = ledger_of({name: make() for name, make in frames.items()}, [claim]).loc[claim]
+    assert row.outcome == expected, (row.words, row.measured, row.needs)
+
+
+def test_every_rule_has_cases_of_several_outcomes():
+    expected = {claim.id: set() for claim in load_claims("fairseq2") if not claim.test}
+    for claim, _, outcome in CASES:
+        expected[claim].add(outcome)
+    assert {claim: len(outcomes) for claim, outcomes in expected.items() if len(outcomes) < 3} == {}
+
+
+# ------------------------------------------------------------------------------------------------------- the log
+
+
+def test_the_log_is_complete():
+    found = evidence.log()
+    sizes = found.groupby("contender").size()
+    assert sizes.to_dict() == dict.fromkeys(NAMES, 54)
+    cells = found.drop_duplicates(evidence.CELL)
+    assert set(cells["mode"]) == {"eager", "compiled"} and len(cells) == 54
+    shapes = set(zip(cells.seq_len, cells.batch, cells.encoding_dim, strict=True))
+    assert shapes == {(c.seq_len, c.batch, c.encoding_dim) for c in measure.GRID}
+
+
+def test_the_printed_ratios_follow_from_the_printed_times():
+    """The ratios agree as far as times with one decimal and ratios with two decimals can show."""
+    found = pd.read_csv(evidence.LOG)
+    for impl in ("llama", "reference"):
+        over, under = found[f"rre_{impl}_ms"], found[f"re_{impl}_ms"]
+        stated = found[f"stated_rre_over_re_{impl}"]
+        assert (stated >= (over - 0.05) / (under + 0.05) - 0.005).all()
+        assert (stated <= (over + 0.05) / (under - 0.05) + 0.005).all()
+
+
+def test_what_the_log_does_not_say():
+    """Compiling makes RotaryEncoder slower, in every cell, and all others faster from a millisecond on."""
+    times = evidence.log().pivot_table(index=evidence.CELL[1:] + ["contender"], columns="mode", values="ms")
+    ratio = (times.compiled / times.eager).unstack("contender")
+    assert (ratio["RE llama"] > 1.5).all()
+    assert (ratio["RRE llama"] < 0.6).all()
+
+
+def test_ratios_of_a_log_and_of_a_record():
+    columns = [*findings.SHAPE, "mode", "direction", "contender", "median_us"]
+    found = evidence.ratios(of_two_shapes()[columns], "median_us")
+    native = found[(found["mode"] == "compiled") & (found.ratio == "native")]
+    assert len(native) == 4 and native.times.round(3).eq(1.12).all()
+
+
+# -------------------------------------------------------------------------------------------------- what is measured
+
+
+@pytest.fixture(params=[MODELS.source, pytest.param(peers.PROPOSED, marks=pytest.mark.peers)])
+def encoders(request):
+    """The encoders under study: our models, and the pull request's own encoders."""
+    return MODELS if request.param == MODELS.source else proposed()
+
+
+@pytest.fixture
+def without_a_gpu(monkeypatch, encoders):
+    """Everything but the clock: compiled means eager, and every time is 1."""
+
+    def gpu_times(contenders, **options):
+        rows = []
+        for name, prepare in contenders.items():
+            for call in prepare():
+                call()
+            rows.append({"contender": name, "status": "ok", "median_us": 1.0, "samples": 1})
+        return pd.DataFrame(rows, columns=["contender", "status", "median_us", "samples"])
+
+    monkeypatch.setattr(measure, "proposed", lambda: encoders)
+    monkeypatch.setattr(timing, "gpu_times", gpu_times)
+    monkeypatch.setattr(timing, "cache_bytes", lambda: 0)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(measure, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(measure, "_free_bytes", lambda: 10**6)
+    monkeypatch.setattr(measure, "_empty_cache", lambda: None)
+    monkeypatch.setattr(measure, "kernel_names", lambda call: ["void kernel<int>"])
+    monkeypatch.setattr(measure, "peak_bytes", lambda call: 1)
+    monkeypatch.setattr(measure, "_generated", lambda call: measure.read_code([CODE]) | {"complex_warning": True})
+    copy = {measure.copies.PREFIX + "copy_": measure.copies._copy_each}
+    monkeypatch.setattr(measure.copies, "copies", lambda: copy)
+
+
+def test_the_studies_are_known():
+    assert STUDIES.keys() <= all_studies().keys()
+
+
+def test_the_grid(without_a_gpu, encoders, monkeypatch):
+    monkeypatch.setattr(measure, "SMOKE_GRID", (measure.Cell(2, 5, 16), measure.Cell(1, 5, 16), measure.Cell(1, 5, 8)))
+    frame = measure.grid(smoke=True)
+    assert (frame.status == "ok").all(), frame[frame.status != "ok"]
+    rows = frame.groupby(["batch", "encoding_dim", "direction"]).contender.apply(sorted)
+    assert len(rows) == 6
+    expected = sorted([*measure.NAMES, *NAMES, "copy: copy_"])
+    assert all(names == expected for names in rows)
+    assert (frame[frame.contender.str.startswith("ropelab")]["mode"] == "kernel").all()
+    assert frame[frame.contender.isin(NAMES)][ENCODER_CODE].eq(encoders.source).all()
+    assert frame[~frame.contender.isin(NAMES)][ENCODER_CODE].isna().all()
+    assert frame[(frame.batch == 2)].bytes.eq(5 * 16 * (2 * 2 * 4 + 4)).all()
+
+
+def test_with_the_clock_stopped_the_grid_visits_what_is_compiled_for(without_a_gpu, monkeypatch):
+    cells = tuple(measure.Cell(b, s, e) for e in (8, 16) for b in (2, 3, 1) for s in (4, 9))
+    monkeypatch.setattr(measure, "SMOKE_GRID", cells)
+    with timing.stopped():
+        frame = measure.grid(smoke=True)
+    visited = frame[["batch", "seq_len", "encoding_dim"]].drop_duplicates().itertuples(index=False)
+    assert [tuple(cell) for cell in visited] == [
+        (batch, seq_len, e) for e in (8, 16) for batch in (2, 1) for seq_len in (4, 9)
+    ]
+    assert "eager" not in set(frame["mode"]) and (frame.status == "ok").all()
+
+
+def test_what_inductor_makes(without_a_gpu, monkeypatch):
+    monkeypatch.setattr(measure, "_large_cells", lambda smoke: (measure.Cell(2, 5, 16),))
+    study = STUDIES["fairseq2_inductor"]
+    with timing.refused():
+        found = study.untimed(smoke=True)
+    with timing.stopped():
+        compiled = study.table({}, smoke=True)
+    frame = study.table(found, smoke=True)
+    what = ["dtype", "direction", "mode", "contender", "status"]
+    by_code = frame[frame["mode"] != "eager"].reset_index(drop=True)  # nothing eager is called for its compiling
+    pd.testing.assert_frame_equal(by_code[what], compiled[what])
+    assert set(frame) - set(compiled) >= {"generated", "fallbacks", "generated_bytes", "code", "complex_warning"}
+    assert frame[["kernels", "peak_bytes", "state_bytes"]].notna().all().all()
+    assert (frame.status == "ok").all() and len(frame) == 2 * 12
+    assert frame[frame["mode"] == "compiled"].generated.eq("triton_a_0, triton_b_1").all()
+    assert frame[frame["mode"] == "eager"].generated.isna().all()
+    state = frame.set_index("contender").state_bytes.groupby(level=0).first()
+    assert state["RRE llama"] == 2 * state["RE llama"] == 2 * 6 * 16 * 4
+
+
+def test_reorderings(without_a_gpu, encoders, monkeypatch):
+    frame = measure.reorderings(smoke=True)
+    assert (frame.status == "ok").all() and list(frame.variant) == list(measure.REORDERINGS)
+    assert frame[ENCODER_CODE].eq(encoders.source).all()
+    monkeypatch.setitem(measure.REORDERINGS, "unsqueeze, cat", lambda x, source, target: x)
+    frame = measure.reorderings(smoke=True).set_index("variant")
+    assert frame.status["unsqueeze, cat"] == "wrong: other bits than the encoder's"
+
+
+def test_a_wrong_contender_is_not_timed(without_a_gpu):
+    def halves_for_pairs(seqs, layout):
+        return MODELS.classes["RE"](seqs.shape[-1], 16, impl="reference")(seqs, layout)
+
+    def fails(seqs, layout):
+        raise RuntimeError("no")
+
+    contenders = {("eager", "RE llama"): halves_for_pairs, ("compiled", "RE llama"): fails}
+    for direction in measure.DIRECTIONS:
+        frame = measure._timed(measure.Cell(2, 5, 16), direction, contenders, rounds=1).set_index("mode")
+        assert frame.status.eager.startswith("wrong: relative error")
+        assert frame.status.compiled == "failed: RuntimeError: no"
+        assert frame.median_us[["eager", "compiled"]].isna().all()
+
+
+@pytest.mark.parametrize("fault", [1e-5, float("nan")])
+def test_the_check_sees_small_errors(without_a_gpu, fault):
+    right = MODELS.classes["RRE"](16, 16, impl="llama")
+
+    def almost(seqs, layout):
+        y = right(seqs, layout).clone()
+        y[1, 2, 3] += fault
+        return y
+
+    (call,) = measure._calls(measure.Cell(2, 5, 16), "forward", 1)
+    assert measure._check(call, right, "interleaved", inverse=False) == "ok"
+    assert measure._check(call, almost, "interleaved", inverse=False).startswith("wrong")
+
+
+def with_kernel(frame):
+    """The record with our kernel in both layouts as well, at 5 µs."""
+    one = frame[(frame["mode"] == "compiled") & frame.contender.isin(NAMES[:2])]
+    names = "ropelab " + one.contender.str.split().str[1].where(one.contender == NAMES[0], "reference")
+    kernel = one.assign(mode="kernel", contender=names, median_us=5.0)
+    return pd.concat([frame, kernel], ignore_index=True)
+
+
+def test_figures_say_what_the_record_says():
+    record = with_kernel(of_two_shapes())
+    over = findings.over_ropelab(record)
+    fastest = record[(record.direction == "forward") & (record["mode"] != "kernel")].median_us.min()
+    assert over["median"].is_monotonic_increasing and over.least.min() == pytest.approx(fastest / 5)
+    copy = said(figures.of_a_copy(record))
+    assert "at 0.45 to 0.50 of a copy" in copy
+    ratios = findings.ratios_sentence(record)
+    assert "eager pairs 5.00 (5.43)" in ratios and "compiled pairs 1.12 (1.12)" in ratios and "same side" in ratios
+    assert "native RE takes 1.00 (1.87) times as long as eager" in ratios
+    memory = said(figures.memory_and_kernels(with_kernel(at_a_millisecond())))
+    assert memory.startswith("Compiled calls peak at 2.0 times the result")
+    assert "ropelab's kernel at 2.0. A forward in float32 at B4" in memory
+
+
+def test_figures_of_a_record_with_failures():
+    lost = "mode == 'compiled' and contender == 'RE reference'"
+    record = change(with_kernel(of_two_shapes()), lost, status="failed: RuntimeError: no", median_us=float("nan"))
+    for draw in (figures.of_a_copy, figures.published_ratios):
+        draw(record).draw_without_rendering()
+    assert findings.over_ropelab(record).query(lost).empty
+
+
+CODE = """
+triton_a_0 = async_compile.triton('triton_a_0', '''
+@triton_heuristics.pointwise(inductor_meta={'kernel_num_gb': 1.5, 'mutated_arg_names': []})
+@triton.jit
+def triton_a_0(in_ptr0, out_ptr0, xnumel):
+    x0 = 1  # a comment
+
+def call(args):
+    with torch.cuda._DeviceGuard(0):
+        triton_a_0.run(*args, stream=stream0)
+''', device_str='cuda')
+triton_b_1 = async_compile.triton('triton_b_1', '''
+@triton_heuristics.pointwise(inductor_meta={'kernel_num_gb': 5e-01})
+@triton.jit
+def triton_b_1(in_ptr0, out_ptr0, xnumel):
+    x0 = 2
+
+def call(args):
+    with torch.cuda._DeviceGuard(0):
+        triton_b_1.run(*args, stream=stream0)
+''', device_str='cuda')
+def call(args):
+        buf1 = torch.ops.aten.view_as_complex.default(buf0)
+        buf2 = torch.ops.aten.mul.Tensor(buf1, buf5)
+        triton_a_0.run(arg0_1, buf0, 8388608, stream=stream0)
+        triton_b_1.run(buf0, buf3, 8388608, stream=stream0)
+"""
+
+
+def test_generated_code_is_read():
+    """Sources launch their kernel too, to be timed alone; only the wrapper's launches count."""
+    found = measure.read_code([CODE])
+    assert found["generated"] == "triton_a_0, triton_b_1"
+    assert found["fallbacks"] == "mul"
+    assert found["generated_bytes"] == 2e9
+    renamed = CODE.replace("triton_a_0", "triton_z_0").replace("a comment", "another")
+    assert measure.read_code([renamed])["code"] == found["code"]
+    assert measure.read_code([CODE.replace("x0 = 2", "x0 = 3")])["code"] != found["code"]
+
+
+@pytest.mark.parametrize(
+    "reached, cache, expected",
+    [
+        (0.67, 8e6, "So every batch reads them again."),
+        (0.88, 8e6, "So batches share rows, in most cells nearly all."),
+        (0.67, 9e6, "the copy reads no tables."),
+    ],
+)
+def test_who_reads_the_tables(reached, cache, expected):
+    """Four batches leave 8/9 of a copy if they share tables as large as one of them, and 2/3 if each reads them."""
+    record = with_kernel(of_two_shapes()).assign(fraction_of_copy=reached)
+    found = findings.of_a_copy(record)
+    four = found[found.batch == 4]
+    assert four.tables_bytes.eq(2048 * 1024 * 4).all()
+    assert four.once.round(6).eq(round(8 / 9, 6)).all() and four.each_batch.round(6).eq(round(2 / 3, 6)).all()
+    halves = findings.of_a_copy(record.assign(dtype="bfloat16"))
+    assert halves.each_batch.eq(0.5).all()
+    text = findings.wide_heads(record, at_a_millisecond(), cache)
+    assert text.startswith(f"{reached:.2f} of a copy in 4 cells") and text.endswith(expected)
+    halves = with_kernel(at_a_millisecond().assign(dtype="bfloat16", fraction_of_copy=0.6))
+    assert "0.60 at B4 S8192 E8192, where the bytes allow 0.50 and" in findings.wide_heads(record, halves, cache)
+
+
+def test_what_is_generated_is_what_runs():
+    """Inductor's code and the profiler show the same kernels, each as often."""
+    for name, gpu in product(("inductor", "reorderings"), gpus()):
+        frame = recorded(name, gpu)
+        frame = frame[(frame.status == "ok") & frame.generated_bytes.notna()]
+        assert len(frame)
+        for row in frame.fillna({"generated": ""}).itertuples():
+            launched = [name for name in row.launched.split("; ") if name.startswith("triton_")]
+            assert launched == [measure._short(name) for name in row.generated.split(", ") if name], row
+
+
+def test_two_timings_of_the_same_kernels():
+    """All timings count, of the grid and of the large cell, eager and compiled, unless other kernels run."""
+    times = of_two_shapes(compiled=(10.5, 11.2, 17, 11.2)), at_a_millisecond(900)
+    same = findings.same_kernels(*times)
+    assert len(same) == 2 * (2 + 1)
+    assert findings.apart(same) == pytest.approx(1000 / 900 - 1)
+    assert findings.apart(same, how="mean") == pytest.approx((2 * 1.05 + 1000 / 900) / 3 - 1)
+    others = change(times[1], "mode == 'compiled' and direction == 'forward'", launched="triton_mul")
+    assert set(findings.same_kernels(times[0], others).direction) == {"forward and backward"}
+    assert findings.apart(findings.same_kernels(times[0], others)) == 0
+
+
+def test_the_warning_is_given_again():
+    """Inductor gives it once in a process, whoever compiled before."""
+    import torch._inductor.lowering as lowering
+
+    for _ in range(2):
+        measure._forget_warnings()
+        with pytest.warns(UserWarning, match="complex operators"):
+            lowering._warn_complex_not_supported()
+
+
+@pytest.mark.gpu
+def test_the_gpu_evidence_runs():
+    torch.use_deterministic_algorithms(False)  # which would fill fresh memory, in launches of its own
+    timed = {name: study for name, study in STUDIES.items() if study.timed}
+    frames = {name: study(smoke=True) for name, study in timed.items()}
+    for name, frame in frames.items():
+        assert (frame.status == "ok").all(), (name, frame[frame.status != "ok"])
+    assert all(frame.median_us.notna().all() for name, frame in frames.items())
+
+
+def test_the_kernel_is_beside_the_fastest_implementation_and_a_copy_is_none():
+    shape = {"batch": 1, "seq_len": 2, "encoding_dim": 4, "direction": "forward", "dtype": "float32", "status": "ok"}
+    times = {("kernel", "ropelab llama"): 2.0, ("kernel", "ropelab reference"): 2.5, ("eager", "RE llama"): 3.0,
+             ("compiled", "RRE reference"): 4.0, ("eager", "copy: a kernel"): 1.0}  # fmt: skip
+    rows = [shape | {"mode": mode, "contender": name, "median_us": us} for (mode, name), us in times.items()]
+    said = findings.fastest_sentence(pd.DataFrame(rows), None)
+    assert "1.20 to 1.20 times" in said and "in 1 cells (median 1.20)" in said

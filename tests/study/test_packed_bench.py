@@ -1,0 +1,392 @@
+"""The studies of the kernel family: their workloads, their models of other grids, and their tables."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import ropelab
+from ropelab import reference
+from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.bench import (
+    dense,
+    packages,
+    packed,
+    peak_memory,
+    peers,
+    qk_norm,
+    studies,
+    tile_sweep,
+    timing,
+    varlen_models,
+)
+from ropelab.bench.compare import compare
+from ropelab.bench.copies import PREFIX
+from ropelab.bench.peers import liger
+from ropelab.bench.workloads import (
+    DENSE_CELLS,
+    DIRECTIONS,
+    FEW_TOKENS_CELLS,
+    FORMATS,
+    MOST_SETS,
+    Cell,
+    Workload,
+)
+from ropelab.kernels import INTERPRETED
+from ropelab.layout import pairing
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.study.topics.performance import findings as family_findings
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL = Workload("small", 2, 3, 4, 2, 16, 16, torch.float32, first_position=3)
+PACKED = Workload("odd", 1, 11, 3, 0, 16, 16, torch.float32, seq_format="thd", lengths=(3, 0, 1, 5, 2, 0))
+IDENTITY = [
+    "cell", "batch", "seq_len", "q_heads", "k_heads", "head_dim", "rotary_dim", "dtype", "layout", "seq_format",
+    "storage", "direction", "bytes",
+]  # fmt: skip
+TIMES = ["contender", "status", "median_us", "q20_us", "q80_us", "samples", "fraction_of_copy"]
+
+
+# -------------------------------------------------------------------------------------------------- workloads
+
+
+def test_views_of_qkv_are_two_tensors_of_one_buffer():
+    shape = replace(SMALL, storage="qkv")
+    for b in shape.buffers(2, device="cpu"):
+        assert b.q.shape == shape.shape(4) and b.k.shape == shape.shape(2)
+        assert b.q.stride() == b.k.stride() == (3 * 8 * 16, 8 * 16, 16, 1)  # 4 + 2 heads, and 2 of v
+        assert b.k.data_ptr() - b.q.data_ptr() == 4 * 16 * 4
+        assert b.dq.is_contiguous() and b.dk.is_contiguous() and b.q.is_leaf and b.k.requires_grad
+    assert shape.bytes == SMALL.bytes == 2 * 2 * 3 * 6 * 16 * 4
+    assert (shape.columns["storage"], SMALL.columns["storage"]) == ("qkv", "contiguous")
+
+
+def test_packed_workloads_know_where_their_sequences_are():
+    assert PACKED.cu_seqlens("cpu").tolist() == [0, 3, 3, 4, 9, 11, 11]
+    assert PACKED.cu_seqlens("cpu").dtype == torch.int32
+    assert PACKED.positions("cpu").tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 4, 0, 1]
+    assert SMALL.positions("cpu") is None
+    (b,) = PACKED.buffers(device="cpu")
+    assert b.q.shape == (11, 3, 16) and b.k is None and PACKED.bytes == 2 * 11 * 3 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"storage": "kv"}, r"storage: expected one of \('contiguous', 'qkv'\), got 'kv'"),
+        ({"storage": "qkv", "seq_format": "sbhd"}, "storage: expected bshd and a k for 'qkv', got sbhd, 2 k heads"),
+        ({"storage": "qkv", "k_heads": 0}, "storage: expected bshd and a k for 'qkv', got bshd, 0 k heads"),
+        ({"lengths": (3,)}, "lengths: expected no lengths without thd, got a sum of 3, batch 2"),
+        ({"seq_format": "thd"}, "lengths: expected a sum of 3 and batch 1, got a sum of 0, batch 2"),
+        ({"seq_format": "thd", "batch": 1, "lengths": (2, 2)}, "lengths: expected a sum of 3 .* got a sum of 4"),
+    ],
+)
+def test_workloads_that_cannot_be(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **change)
+
+
+def test_sets_of_buffers_are_limited():
+    assert replace(SMALL, batch=1, seq_len=1).cold_count(1 << 30) == MOST_SETS
+    assert SMALL.cold_count(0) == 2
+
+
+def test_packings_hold_all_tokens():
+    found = {shape.name: shape.lengths for shape in packed.packings()}
+    assert {name: len(lengths) for name, lengths in found.items()} == {
+        "n=1": 1, "n=8": 8, "n=128": 128, "n=1024": 1024, "n=2401": 2401, "one of 34,336 and 2,400 of 13": 2401,
+    }  # fmt: skip
+    for name, lengths in found.items():
+        assert sum(lengths) == 65536 and min(lengths) > 0
+        assert max(lengths) - min(lengths) <= 1 or name.startswith("one of")
+    assert found["one of 34,336 and 2,400 of 13"][:2] == (34336, 13)
+
+
+def test_packings_have_the_names_that_the_findings_look_for():
+    names = [shape.name for shape in packed.packings()]
+    assert {family_findings.ONE, family_findings.MANY, family_findings.SKEWED} <= set(names)
+
+
+def test_tiles_that_are_tried():
+    cells = {cell.workload.name: cell.workload for cell in DENSE_CELLS}
+    for order, turns in (("heads", {"heads"}), ("tokens", {"tokens", "heads"}), ("batches", set(tile_sweep._ORDERS))):
+        for shape in (*cells.values(), replace(SMALL, q_heads=1, k_heads=0, rotary_dim=128, head_dim=128)):
+            tiles = tile_sweep.candidate_tiles(shape, order)
+            assert len(set(tiles)) == len(tiles) and {tile.innermost for tile in tiles} == turns
+            for tile in tiles:
+                pairs = tile.block_tokens * tile.block_heads * tile_sweep.next_power_of_2(shape.rotary_dim // 2)
+                full = pairs == 32 * tile.num_warps * tile.pairs_per_access
+                a_warp = tile.num_warps == 1 and shape.batch * shape.seq_len <= 8
+                assert (full or a_warp) and tile.num_warps <= 8
+    few = {tile.block_heads for tile in tile_sweep.candidate_tiles(cells["1x4096 32/8 128"], "tokens")}
+    assert few == {1, 2, 4, 8}
+
+
+# ------------------------------------------------------------------------------------------------------ models
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("heads, head_dim", [(3, 16), (9, 34)])
+@pytest.mark.parametrize("model", [varlen_models.legacy_grid, varlen_models.token_linear])
+def test_models_of_other_grids_are_right(model, heads, head_dim, layout, inverse):
+    x = torch.randn(PACKED.seq_len, heads, head_dim, device=DEVICE)
+    angles = torch.outer(torch.arange(7), inverse_frequencies(head_dim, 10000.0)).float().to(DEVICE)
+    wide = pairing.join(angles, angles, layout)
+    y = model(x, wide, PACKED.cu_seqlens(DEVICE), interleaved=layout == "interleaved", inverse=inverse)
+    where = {"seq_format": "thd", "positions": PACKED.positions(DEVICE)}
+    expected = reference.rotate(x, angles.cos(), angles.sin(), layout=layout, inverse=inverse, **where)
+    # Roundings of the cosine (2 ulp on the GPU), of two products and their sum.
+    bound = 8 * torch.finfo(torch.float32).eps * torch.cat(pairing.pairs(x.double().abs(), layout), -1).max()
+    assert (y.double() - expected).abs().max() <= bound
+
+
+def test_models_read_every_element_twice():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_varlen_models.py")
+    environment["PYTHONPATH"] = str(script.parents[2])
+    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+ON_A_GPU = {"flash_attn", "TransformerEngine 2.18", "TransformerEngine 2.20"}
+
+
+def small_checks(contenders, shape, direction):
+    """Name -> outcome of the check every contender must pass."""
+    shape = replace(shape, direction=direction)
+    (buffers,) = shape.buffers(device=DEVICE)
+    found, _ = peers.available(tuple(contenders))
+    return {
+        peer.name: peers.check(peer, peer.bind(shape, buffers.cos, buffers.sin), shape, buffers).status
+        for peer in found
+        if direction in peer.directions and not (peer.name in ON_A_GPU and DEVICE == "cpu")
+    }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_packed_contenders_pass_the_check(layout, direction):
+    outcome = small_checks(packed.contenders(), replace(PACKED, layout=layout), direction)
+    expected = {"ropelab", "token-linear, reads twice", "legacy grid"}
+    assert set(outcome) - ON_A_GPU == expected | ({"ropelab with positions"} if direction == "forward" else set())
+    assert set(outcome.values()) == {"ok"}
+
+
+def test_the_check_looks_at_the_positions_of_packed_tokens():
+    """Counting on across sequences, or reading one position too far, is wrong."""
+    shifted = replace(PACKED, lengths=(4, 0, 0, 5, 2, 0))
+    (peer,) = (peer for peer in packed.contenders() if peer.name == "ropelab")
+    mutant = replace(peer, bind=lambda workload, cos, sin: peer.bind(shifted, cos, sin))
+    assert small_checks([mutant], PACKED, "forward")["ropelab"].startswith("wrong: result has relative error")
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_views_of_qkv_are_checked_as_views(direction):
+    strides = []
+
+    def bind(workload, cos, sin):
+        rotate = next(peer for peer in peers.PEERS if peer.name == "ropelab").bind(workload, cos, sin)
+        return lambda q, k: (strides.append((q.stride(), k.stride())), rotate(q, k))[1]
+
+    shape = replace(SMALL, storage="qkv")
+    assert small_checks([peers.Peer("spy", bind, "")], shape, direction) == {"spy": "ok"}
+    (b,) = shape.buffers(device="cpu")
+    assert strides == [(b.q.stride(), b.k.stride())]
+
+
+def test_in_place_rotates_views_of_qkv():
+    names = {"ropelab", "ropelab in place", "hf_eager"}
+    contenders = [peer for peer in peers.PEERS if peer.name in names]
+    assert small_checks(contenders, replace(SMALL, storage="qkv"), "forward") == dict.fromkeys(names, "ok")
+
+
+# ------------------------------------------------------------------------------------------------------ tables
+
+
+def fake_times(contenders, *, rounds, **_):
+    """Every call is made once; the time of a contender is the length of its name."""
+    rows = []
+    for name, prepare in contenders.items():
+        if not (name.startswith(PREFIX) and "Triton" in name):  # interpreted copies take long
+            assert all(call() is not None for call in prepare())
+        us = float(len(name))
+        rows.append({"contender": name, "status": "ok", "median_us": us, "q20_us": us, "q80_us": us, "samples": rounds})
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Studies run on small tensors on the CPU, and time nothing."""
+    monkeypatch.setattr(timing, "gpu_times", fake_times)
+    monkeypatch.setattr(timing, "cache_bytes", lambda: 0)
+    monkeypatch.setattr(Workload.buffers, "__defaults__", (1, "cpu", 0))
+    cells = (Cell(replace(SMALL, layout="split_half"), 0.9),)
+    for module in (dense, qk_norm, peak_memory):
+        monkeypatch.setattr(module, "DENSE_CELLS", cells)
+    monkeypatch.setattr(dense, "FEW_TOKENS_CELLS", (Cell(replace(SMALL, batch=1, seq_len=1), 1 / 1.2),))
+    only_ours = tuple(peer for peer in dense._ANY_FORMAT if peer.package is None)
+    monkeypatch.setattr(dense, "_ANY_FORMAT", only_ours)
+    # flash-attn counts as missing, because its kernel needs a GPU.
+    known = tuple(replace(p, package="no-such-package-ropelab") if p.package else p for p in peers.PEERS)
+    monkeypatch.setattr(peers, "PEERS", known)
+
+
+def right(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """The table, if it has these columns, and each of ours and the copies in it has a time."""
+    assert set(columns) == set(frame.columns)
+    timed = frame[frame.contender.str.startswith(("ropelab", PREFIX))]
+    assert (timed.status == "ok").all(), timed[["contender", "status"]]
+    assert timed.median_us.notna().all() and timed.fraction_of_copy.notna().all()
+    lost = frame[frame.status.str.startswith(("wrong", "failed"))]
+    assert lost.empty, lost[["contender", "status"]].to_dict("records")
+    return frame
+
+
+def test_formats(on_cpu):
+    frame = right(dense.formats(smoke=True), [*IDENTITY, *TIMES, "in_place", "bar"])
+    assert set(zip(frame.seq_format, frame.storage, strict=True)) == set(FORMATS) and set(frame.bar) == {0.95}
+    ours = frame[frame.contender.str.startswith("ropelab")]
+    sizes = ours.groupby(["seq_format", "storage", "layout", "direction"]).size().unstack()
+    assert (sizes.forward == 2).all() and (sizes.backward == 1).all()  # forward also in place
+    bars = family_findings.format_bars(frame.iloc[:0], frame)
+    assert [bar.what.split()[-1] for bar in bars] == ["sbhd", "bhsd", "qkv"] and {bar.cases for bar in bars} == {4}
+
+
+def test_few_tokens(on_cpu):
+    frame = right(dense.few_tokens(smoke=True), [*IDENTITY, *TIMES, "in_place", "bar"])
+    assert set(frame.bar) == {1 / 1.2} and set(frame.layout) == set(LAYOUTS) and set(frame.direction) == set(DIRECTIONS)
+    assert [bar.cases for bar in family_findings.few_tokens_bars(frame)] == [4]
+    cells = [cell.workload for cell in FEW_TOKENS_CELLS]
+    assert [(w.batch, w.seq_len, w.first_position) for w in cells] == [(1, n, 1000) for n in (1, 2, 4, 8)]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter, so no GPU; there test_studies_run has them")
+def test_packed(on_cpu, monkeypatch):
+    cases = [replace(PACKED, name=name) for name in (family_findings.ONE, family_findings.SKEWED)]
+    monkeypatch.setattr(packed, "packings", lambda: cases)
+    columns = [
+        "case", "n_seqs", "longest", "tokens", "heads", "head_dim", "dtype", "layout", "direction", "bytes",
+        "freqs_len", *TIMES,
+    ]  # fmt: skip
+    frame = right(packed.packed(), columns)
+    assert frame[["n_seqs", "longest", "tokens", "heads"]].drop_duplicates().values.tolist() == [[6, 5, 11, 3]]
+    lengths = frame[frame.freqs_len.notna()].groupby(["case", "contender"]).freqs_len.unique().to_dict()
+    packages = ("TransformerEngine 2.18", "TransformerEngine 2.20")
+    assert lengths == {
+        (family_findings.ONE, "legacy grid"): [11], (family_findings.SKEWED, "legacy grid"): [5],
+        **{(case, package): [11] for case in (family_findings.ONE, family_findings.SKEWED) for package in packages},
+    }  # fmt: skip
+    assert set(frame[frame.status.str.startswith("not run")].contender) == {"flash_attn", *packages}
+    forward, backward = (set(frame[frame.direction == direction].contender) for direction in DIRECTIONS)
+    assert forward - backward == {"ropelab with positions"}
+    assert [bar.cases for bar in family_findings.packed_bars(frame)] == [4, 8, 8]
+
+
+def test_qk_norm(on_cpu, monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(qk_norm.qk_norm_in_qkv, "operators", lambda *_: ({}, {"vllm": "not run: it needs a GPU"}))
+    identity = [name for name in IDENTITY if name != "direction"]
+    frame = right(qk_norm.qk_norm(smoke=True), [*identity, "step", *TIMES])
+    ours = {"ropelab", "compiled separate", "compiled together", "eager separate"}
+    for (_, step), rows in frame.groupby(["layout", "step"]):
+        in_qkv = {"vllm"} if step == "forward" else set()
+        assert {name for name in rows.contender if not name.startswith(PREFIX)} == ours | in_qkv
+    assert set(frame.step) == set(qk_norm.STEPS)
+    assert [bar.cases for bar in family_findings.qk_norm_bars(frame)] == [2, 2]
+
+
+@pytest.mark.parametrize("wrong", ["weights", "layout", "gradient"])
+def test_a_wrong_norm_or_rotation_is_caught(on_cpu, wrong):
+    (buffers,) = SMALL.buffers()
+    learned = qk_norm.weights(SMALL, "cpu")
+    options = {"cos": buffers.cos, "sin": buffers.sin, "layout": "interleaved" if wrong == "layout" else "split_half"}
+
+    def rotate(q, k, q_weight, k_weight):
+        if wrong == "weights":
+            q_weight, k_weight = k_weight, q_weight
+        q, k = ropelab.apply_qk_norm_rope(q, k, q_weight, k_weight, **options)
+        return q, k * 2 - k.detach() if wrong == "gradient" else k
+
+    what = "dk" if wrong == "gradient" else "q"
+    assert qk_norm.status(rotate, SMALL, buffers, learned).startswith(f"wrong: {what} has relative error")
+
+
+def test_memory(on_cpu, monkeypatch):
+    def peak_bytes(call):
+        return 1 if call() is not None else 0
+
+    monkeypatch.setattr(peak_memory, "peak_bytes", peak_bytes)
+    frame = peak_memory.memory(smoke=True)
+    results = frame.set_index(["contender", "step"]).result_bytes
+    outputs = SMALL.bytes // 2
+    assert results["ropelab apply_rope"].to_dict() == {"forward": outputs, "forward and backward": 2 * outputs}
+    assert results["ropelab apply_qk_norm_rope"].to_dict() == {
+        "forward": outputs,
+        "forward and backward": 2 * outputs + 2 * 16 * 4,
+    }
+    assert results["hf_eager"]["forward"] == outputs and "direction" not in frame
+    assert [bar.cases for bar in family_findings.memory_bars(frame)] == [2, 2]
+    untimed = frame[frame.status != "ok"]
+    assert set(untimed.contender) == {"liger", "flash_attn"} and untimed.status.str.startswith("not run").all()
+
+
+def test_what_cannot_run_stays_in_the_table(on_cpu):
+    def bind(workload, cos, sin):
+        raise NotImplementedError("contiguous tensors only\nand more")
+
+    frame = compare(replace(SMALL, storage="qkv"), [peers.Peer("picky", bind, "")], rounds=1)
+    picky = frame[frame.contender == "picky"]
+    assert picky.direction.tolist() == list(DIRECTIONS)
+    assert set(picky.status) == {"failed: NotImplementedError: contiguous tensors only"}
+
+
+def test_liger_is_not_called_where_it_would_write_beside_the_tensor():
+    """One token of each sequence: bshd has the distance between rows at the axis of tokens, sbhd and bhsd do not."""
+    q = torch.zeros(8, 1, 4, 16)
+    liger.require_rows(q.transpose(1, 2))  # bshd
+    for x in (q.view(1, 8, 4, 16).permute(1, 2, 0, 3), torch.zeros(8, 4, 1, 16)):  # sbhd, bhsd
+        with pytest.raises(NotImplementedError, match="from an axis of one token"):
+            liger.require_rows(x)
+        liger.require_rows(x[:1])
+    liger.require_rows(torch.zeros(2, 8, 4, 16).permute(1, 2, 0, 3))  # sbhd with two tokens is copied
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter, which checks the addresses of a launch")
+def test_liger_itself_writes_beside_the_tensor():
+    """The package's kernel, run: with one token in each of 8 sequences, bshd is right and sbhd leaves the tensors."""
+    version, _ = packages.locate("liger-kernel")
+    kernel = packages.load_file("liger-kernel", version, "liger_kernel/ops/rope.py").LigerRopeFunction
+    cos, sin = torch.ones(1, 1, 16), torch.zeros(1, 1, 16)
+    kernel.apply(*(torch.zeros(8, 1, heads, 16).transpose(1, 2) for heads in (4, 2)), cos, sin)
+    with pytest.raises(Exception, match="expected addresses within the tensors of the launch"):
+        kernel.apply(*(torch.zeros(1, 8, heads, 16).permute(1, 2, 0, 3) for heads in (4, 2)), cos, sin)
+
+
+# --------------------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("study", ["formats", "packed", "few_tokens", "qk_norm", "memory", "tiles"])
+def test_studies_run(study):
+    torch.use_deterministic_algorithms(False)  # which would fill fresh memory, in launches of its own
+    frame = studies.STUDIES[study](smoke=True)
+    if study == "tiles":
+        assert (frame.status == "ok").all() and frame.chosen.any() and (frame.median_us > 0).all()
+        return
+    # Liger takes the distance between rows from the axis of tokens, which has one token in this cell: a finding.
+    lost = frame[frame.status.str.startswith(("wrong", "failed")) & (frame.contender != "liger")]
+    assert lost.empty, lost[["contender", "status"]].to_dict("records")
+    ours = frame[frame.contender.str.startswith("ropelab")]
+    assert len(ours) and (ours.status == "ok").all(), ours[["contender", "status"]]
+    if study == "memory":
+        assert (ours.peak_bytes >= ours.result_bytes).all()
+    else:
+        assert (ours.median_us > 0).all() and (ours.fraction_of_copy > 0).all()

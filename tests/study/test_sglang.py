@@ -1,0 +1,372 @@
+"""SGLang#14302: its rule, its evidence, its models, and the measurements."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+
+from ropelab import reference, rotary_table
+from ropelab.bench import packages, records, timing
+from ropelab.bench.unavailable import Unavailable
+from ropelab.layout.pairing import LAYOUTS, join, pairs
+from ropelab.study.documents.sglang import (
+    binding,
+    contenders,
+    evidence,
+    figures,
+    findings,
+    kernels,
+    measure,
+    models,
+    operators,
+    steps,
+    studies,
+)
+from ropelab.study.documents.sglang.contenders import (
+    FLASH,
+    FLASH_FULL,
+    FLASH_PACKED,
+    FLASHINFER,
+)
+from ropelab.study.engine.ledger import ledger
+from ropelab.study.engine.verdict import Outcome
+from ropelab.study.plots.panels import said
+from ropelab.study.plots.registry import draw
+from tests.support import change
+
+without_a_gpu = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="needs a machine without a GPU: on one test_the_studies_run_on_a_gpu has it"
+)
+
+
+def scaled(frame, where, by):
+    """The record with other times in the rows that the query selects."""
+    frame, rows = frame.copy(), frame.query(where).index
+    for column in ("median_us", "q20_us", "q80_us"):
+        frame.loc[rows, column] *= by
+    return frame
+
+
+def e2e(new=14716.08):
+    change_percent = 100 * (new / 14600.17 - 1)
+    return change(evidence.published_e2e(), "row == 'E2E Latency'", new=new, change_percent=change_percent)
+
+
+PROTOCOLS = "sglang_protocols"
+
+
+@pytest.mark.parametrize(
+    "new, outcome",
+    [(14716.08, Outcome.UNTOLD), (14620.0, Outcome.HOLDS), (15300.0, Outcome.FAILS), (13900.0, Outcome.FAILS)],
+)
+def test_a_change_of_the_whole_is_held_to_the_stages(new, outcome):
+    (row,) = ledger({"sglang_published_e2e": e2e(new)}, document="sglang", only=["SG-12"]).itertuples()
+    assert row.outcome == outcome and (row.measured or row.needs)
+
+
+# ----------------------------------------------------------------------------------------------- the evidence
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_only_the_document_s_flag_is_the_other_way_round():
+    table = evidence.flags()
+    assert set(table.formula) == {evidence.ADJACENT, evidence.HALVES}
+    inverted = table[table.formula != table.says]
+    assert set(inverted.implementation) == {evidence.THEIR_OPERATOR} and len(inverted) == 2
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_ours_takes_every_combination():
+    table = evidence.shapes()
+    assert (table[table.operator == evidence.OUR_OPERATOR].outcome == "right").all()
+
+
+def test_the_published_ratios_follow_from_the_published_times():
+    (row,) = evidence.published_kernel().itertuples()
+    assert round(row.ratio, 3) == evidence.published_speedups().low["SG-09"]
+    total = evidence.published_e2e().iloc[0]
+    assert round(total.change_percent, 1) == total.stated_change_percent
+
+
+def test_the_grids_are_the_document_s():
+    grids = pd.read_csv(evidence.DOCUMENTS / "sglang_14302_grids.csv")
+    first, second = (grids[grids.grid == name] for name in ("first", "second"))
+    published = set(first[["batch", "q_heads", "k_heads", "head_dim"]].itertuples(index=False, name=None))
+    assert set(measure.FIRST_GRID) == published
+    for cells, rows in ((measure.first_cells(), first), (measure.second_cells(), second)):
+        assert len({(cell.name, cell.layout) for cell in cells}) == len(cells)
+        for cell in cells:
+            assert cell.batch in set(rows.batch)
+            assert rows.first_seq_len.min() <= cell.seq_len <= rows.last_seq_len.max()
+
+
+# ------------------------------------------------------------------------------------------------- the models
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tokens, q_heads, k_heads, head_dim, rotary_dim", [(3, 5, 1, 8, 8), (5, 4, 2, 24, 20)])
+def test_the_model_is_the_definition(layout, tokens, q_heads, k_heads, head_dim, rotary_dim):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    cos, sin = (t[3:].contiguous().to(device) for t in rotary_table(tokens + 3, rotary_dim))
+    q, k = (torch.randn(tokens, heads, head_dim, device=device) for heads in (q_heads, k_heads))
+    query, key = q.clone(), k.clone()
+    models.rotate_heads(query, key, cos, sin, interleaved=layout == "interleaved", blocks=2)
+    for found, x in ((query, q), (key, k)):
+        exact = reference.rotate(x, cos, sin, layout=layout, seq_format="thd")
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_launches_are_those_of_the_public_source():
+    """32 heads of 128: threads, pairs a thread and blocks a token, by hand from the source that `models` names."""
+    shape = 32, 64
+    first, second, third, last = models.VERSIONS.values()
+    assert first(1, *shape) == first(2048, *shape) == models.Launch(512)
+    assert first(1, 1, 16) == models.Launch(32)
+    for tokens, tiles in ((1, 16), (4, 16), (5, 1)):
+        for interleaved in (False, True):  # bf16: one pair a thread in both layouts
+            assert second(tokens, *shape, interleaved) == models.Launch(128, 1, tiles)
+    assert second(1, *shape, policy=False) == models.Launch(128)
+    assert second(1, 32, 128).threads == 128 and second(1, 32, 160).threads == 256
+    assert third(4, *shape) == models.Launch(128, 8, 2) and third(4, *shape, True) == models.Launch(128, 4, 4)
+    assert third(5, *shape) == models.Launch(256, 8) and third(5, *shape, True) == models.Launch(512, 4)
+    assert third(1, *shape, policy=False) == third(5, *shape)
+    assert third(5, 8, 64) == models.Launch(128, 8)
+    # Few tokens get blocks as large as other tokens: 32 heads of 128 are one block of work, 64 heads are two.
+    assert last(1, *shape) == last(5, *shape) == third(5, *shape) and last(4, *shape, True) == models.Launch(512, 4)
+    assert last(4, 64, 64, True) == models.Launch(512, 4, 2) and last(5, 64, 64, True) == models.Launch(512, 4)
+    assert last(4, 64, 64, True, policy=False) == models.Launch(512, 4)
+    assert third(5, 1, 36) == models.Launch(128) and third(5, 1, 36, True) == models.Launch(128, 4)  # 36 is no 8s
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_operators_are_the_definition(layout):
+    x, (cos, sin) = torch.randn(5, 3, 8), (t[1:] for t in rotary_table(6, 8))
+    exact = reference.rotate(x, cos, sin, layout=layout, seq_format="thd")
+    neox = layout == "split_half"
+    document, positions = x.clone(), x.clone()
+    tables = (cos, sin) if not neox else [join(t, t, layout) for t in (cos, sin)]
+    operators.document(*tables, document, None, 8, not neox)
+    operators.positions_operator(torch.arange(5), positions, None, 8, torch.cat((cos, sin), -1), neox)
+    for found in (document, positions):
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_the_model_writes_as_wide_as_it_says():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_sglang_models.py")
+    environment["PYTHONPATH"] = str(script.parents[2])
+    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+# --------------------------------------------------------------------------------------- the measurements run
+
+
+@pytest.fixture
+def stubbed(monkeypatch):
+    """Small cells on the CPU: everything is called once and checked, and nothing is timed."""
+
+    def gpu_times(prepared, **options):
+        rows = []
+        for name, prepare in prepared.items():
+            try:
+                prepare()[0]()
+                rows.append({"contender": name, "status": "ok", "median_us": 1.0, "q20_us": 1.0, "q80_us": 1.0})
+            except Exception as error:
+                rows.append({"contender": name, "status": timing.failure(error)})
+        return pd.DataFrame(rows, columns=["contender", "status", "median_us", "q20_us", "q80_us"])
+
+    def apply_rotary(x, cos, sin, interleaved=False, inplace=False):
+        assert inplace
+        layout = "interleaved" if interleaved else "split_half"
+        x0, x1 = pairs(x.float(), layout)
+        cos, sin = (t[: x.shape[1], None].float() for t in (cos, sin))
+        return x.copy_(join(x0 * cos - x1 * sin, x1 * cos + x0 * sin, layout))
+
+    def small(batch, seq_len, q_heads, k_heads, head_dim, layout="split_half"):
+        return cell(batch, min(seq_len, 4), min(q_heads, 4), min(k_heads, 4), head_dim, layout)
+
+    cell = measure._cell
+    monkeypatch.setattr(measure, "_cell", small)
+    monkeypatch.setattr(measure, "FIRST_GRID", ((1, 4, 2, 8),))
+    monkeypatch.setattr(measure, "QWEN_IMAGE_GRID", (1, 2, 2))
+    monkeypatch.setattr(measure, "DEVICE", "cpu")
+    monkeypatch.setattr(measure, "DTYPE", torch.float16)  # the interpreter has no bf16 arithmetic
+    monkeypatch.setattr(measure, "_require_gpu", lambda: None)
+    monkeypatch.setattr(measure, "_multiprocessors", lambda: 132)
+    monkeypatch.setattr(measure, "do_bench", lambda call, **options: (call(), [1.0] * 3)[1])
+    monkeypatch.setattr(measure, "kernel_names", lambda call: (call(), ["kernel"])[1])
+    monkeypatch.setattr(contenders, "_compiled", lambda layout: partial(contenders._overwrite, layout=layout))
+    monkeypatch.setattr(measure, "copy_contenders", lambda *args: {"copy: none": lambda: [lambda: None]})
+    monkeypatch.setattr(kernels, "operator", lambda state: operators.document)
+    monkeypatch.setattr(kernels, "by_one_block", lambda state, wide=False: operators.document)
+    monkeypatch.setattr(packages, "locate", lambda package, version=None, **options: _locate(package))
+    monkeypatch.setattr(packages, "load_file", lambda *args: SimpleNamespace(apply_rotary=apply_rotary))
+    rotary_embedding = SimpleNamespace(rotary_embedding=operators.positions_operator)
+    monkeypatch.setattr(contenders.vllm, "operators", lambda version=None: rotary_embedding)
+    monkeypatch.setattr(timing, "gpu_times", gpu_times)
+    monkeypatch.setattr(timing, "cache_bytes", lambda: 1)
+
+
+def _locate(package):
+    if package not in ("flash-attn", "vllm"):
+        raise packages.NotInstalled(f"{package} not installed")
+    return "2", Path("nowhere")
+
+
+TIMED = [name for name, study in studies.STUDIES.items() if study.timed]
+
+
+@without_a_gpu
+@pytest.mark.parametrize("study", TIMED)
+def test_every_contender_is_called_right(stubbed, study):
+    frame = studies.STUDIES[study](smoke=True)
+    untimed = frame[frame.status != "ok"]
+    assert untimed.status.str.startswith("not run").all(), untimed[["contender", "status"]].to_string()
+    assert set(untimed.contender) <= {peer.name for peer in contenders.PACKAGES}
+
+
+@without_a_gpu
+def test_the_record_holds_what_the_steps_compare(stubbed):
+    frame = measure.protocols(smoke=True)
+    for peer in steps.STEPS:
+        assert steps.ratios(frame, peer).notna().all(axis=None)
+        assert steps.mixed_timers(frame, peer).notna().all()
+
+
+def test_the_same_call_tells_how_a_timer_repeats():
+    """flash-attn is given as many heads of k as of q: cells that differ in those alone are one call."""
+    frame = records.load(PROTOCOLS, gpu="nvidia-h200").frame
+    frame = frame.query("cell in ('1x2048 32/8 128', '1x2048 32/1 128')")
+    frame = change(frame, f"contender == '{FLASH_FULL}'", median_us=100.0)
+    frame = scaled(frame, f"contender == '{FLASH_FULL}' and timer == 'do_bench' and k_heads == 1", 3.0)
+    said = steps.timer(frame)
+    assert "up to 3.00 times as long" in said and "1.00 times by CUDA graphs" in said
+    assert said in findings.protocol(frame)
+    assert not steps.timer(frame.query("k_heads == 1"))  # no two cells are the same call
+    said = steps.timer(records.load(PROTOCOLS, gpu="nvidia-h200").frame)
+    found = ledger(document="sglang", only=["SG-04", "SG-05"], records=records.Selection(gpu="nvidia-h200"))
+    assert all(said in remarks for remarks in found.remarks)
+
+
+@without_a_gpu
+def test_figures_and_sentences_from_records(stubbed, tmp_path):
+    for name in figures.FIGURES:
+        with pytest.raises(FileNotFoundError, match="make measure"):
+            draw(name, tmp_path)
+    for study in TIMED:
+        records.write(study, studies.STUDIES[study](smoke=True), tmp_path)
+    for name in figures.FIGURES:
+        figure = draw(name, tmp_path)
+        texts = [said(figure), *(text.get_text() for text in figure.texts)]
+        assert "nan" not in texts[0] and any("no GPU" in text for text in texts), texts
+    protocols, second, low, widths = (
+        records.load(f"sglang_{name}", tmp_path).frame
+        for name in ("protocols", "second_grid", "low_tokens", "vector_widths")
+    )
+    for sentence in (findings.protocol(protocols), findings.grids(protocols, second), findings.timers(protocols),
+                     findings.low_tokens(low), findings.vector_widths(widths)):  # fmt: skip
+        assert sentence and "nan" not in sentence
+
+
+def test_a_wrong_contender_is_not_timed(stubbed):
+    def nothing(workload, cos, sin):
+        return lambda q, k: (q.detach(), k.detach())
+
+    cell = measure._cell(1, 4, 4, 2, 8)
+    frame = measure._compared(cell, [binding.contender("does nothing", nothing)], rounds=1)
+    (row,) = frame[frame.contender == "does nothing"].itertuples()
+    assert row.status.startswith("wrong") and pd.isna(row.median_us)
+
+
+class FakeFlashInfer:
+    """FlashInfer's operator, which asserts its preconditions: on a GPU, a call that breaks them may end the process."""
+
+    @staticmethod
+    def apply_rope_with_cos_sin_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox=True):
+        assert cos_sin_cache.dtype == torch.float32 and cos_sin_cache.is_contiguous() and positions.is_contiguous()
+        assert positions.max() + 1 < len(cos_sin_cache), "a thread reads past the end of its row"
+        cos, sin = (t[:, None] for t in cos_sin_cache[positions].chunk(2, -1))
+        layout = "split_half" if is_neox else "interleaved"
+        for x in (query, key):
+            x = x.view(len(x), -1, head_size)
+            assert (x.data_ptr() % 16, x.stride(1) * x.itemsize % 16) == (0, 0), "16-byte accesses"
+            x0, x1 = pairs(x.float(), layout)
+            x.copy_(join(x0 * cos - x1 * sin, x1 * cos + x0 * sin, layout))
+
+
+@pytest.mark.parametrize(
+    "head_dim, layout, right",
+    [(128, "interleaved", True), (80, "split_half", False)],  # tests/study/test_bench.py has the others
+)
+def test_flashinfer_is_not_given_what_it_reads_past(monkeypatch, head_dim, layout, right):
+    monkeypatch.setattr(contenders.flashinfer, "module", lambda version: FakeFlashInfer)
+    monkeypatch.setattr(measure, "DTYPE", torch.float16)
+    monkeypatch.setattr(packages, "locate", lambda package, version=None, **options: (version or "9", Path("nowhere")))
+    cell = measure._cell(1, 4, 4, 2, head_dim, layout)
+    peers = [peer for peer in contenders.PACKAGES if peer.package == contenders.flashinfer.PACKAGE]
+    ready, status = measure._ready(cell, peers, cell.buffers(device="cpu")[0])
+    assert (contenders.FLASHINFER_NEWEST in ready) == right and contenders.FLASHINFER in ready
+    if not right:
+        assert "reads past q's end" in status[contenders.FLASHINFER_NEWEST]
+
+
+@without_a_gpu
+def test_a_package_is_timed_in_the_grid_or_says_why_not(stubbed, monkeypatch):
+    def locate(package, version=None, **options):
+        return (version or "9", Path("nowhere")) if package == contenders.flashinfer.PACKAGE else _locate(package)
+
+    monkeypatch.setattr(packages, "locate", locate)
+    monkeypatch.setattr(contenders.flashinfer, "module", lambda version: FakeFlashInfer)
+    for frame in (measure.protocols(smoke=True), measure.second_grid(smoke=True)):
+        status = frame.groupby("contender").status.agg(set)
+        assert status[FLASHINFER] == {"ok"} and status["sgl_kernel"] == {"not run: sglang-kernel not installed"}
+    assert status[contenders.FLASHINFER_NEWEST] == {"ok"}  # heads of 128; of 8, in the first grid:
+    rows = measure.protocols(smoke=True)
+    refused = rows[rows.contender == contenders.FLASHINFER_NEWEST].status
+    assert refused.str.startswith("failed: NotImplementedError").all()
+
+
+@without_a_gpu
+def test_packed_calls_are_checked_before_they_are_timed(stubbed, monkeypatch):
+    def too_few_heads(x, cos, sin, interleaved=False, inplace=False):
+        return apply(x[:, :, :4] if x.shape[2] > 4 else x, cos, sin, interleaved=interleaved, inplace=inplace)
+
+    apply = packages.load_file().apply_rotary
+    monkeypatch.setattr(packages, "load_file", lambda *args: SimpleNamespace(apply_rotary=too_few_heads))
+    frame = measure.protocols(smoke=True)
+    assert (frame[frame.contender == FLASH].status == "ok").all()
+    packed = frame[frame.contender.isin((FLASH_FULL, FLASH_PACKED))]
+    assert packed.status.str.startswith("wrong").all() and set(packed.contender) == {FLASH_FULL, FLASH_PACKED}
+
+
+def test_without_a_gpu_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for study in studies.STUDIES.values():
+        with pytest.raises(Unavailable):
+            study(smoke=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("study", studies.STUDIES)
+def test_the_studies_run_on_a_gpu(study):
+    frame = studies.STUDIES[study](smoke=True)
+    if study not in TIMED:
+        assert len(frame)
+        return
+    ours = frame[frame.contender.str.startswith("ropelab")]
+    assert len(ours) and (ours.status == "ok").all(), ours[["contender", "status"]].to_string()
+
+
+def test_tensors_that_lie_elsewhere_are_checked_there():
+    def aligned_only(x):
+        return (x.add_(x.data_ptr() % 16),)
+
+    memory = torch.zeros(17)
+    assert measure._same_results(aligned_only, memory[:16]) and not measure._same_results(aligned_only, memory[1:])

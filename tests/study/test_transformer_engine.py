@@ -1,0 +1,557 @@
+"""TransformerEngine#3057: strategies, measurements, findings and figures."""
+
+import itertools
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from ropelab import PackedSequences
+from ropelab.bench import records, timing
+from ropelab.bench.packages import NotInstalled
+from ropelab.bench.unavailable import Unavailable
+from ropelab.interop.transformer_engine import apply_rotary_pos_emb
+from ropelab.kernels import INTERPRETED
+from ropelab.study.documents.transformer_engine import (
+    dispatch,
+    evidence,
+    findings,
+    grids,
+    layer,
+    measure,
+    packings,
+    studies,
+)
+from ropelab.study.documents.transformer_engine import figures as te_figures
+from ropelab.study.engine.sources import facts
+from ropelab.study.engine.verdict import Outcome
+from ropelab.study.plots import drawing
+from ropelab.study.plots import registry as figures
+from ropelab.study.plots.panels import said as title_of
+from tests.interpreter import any_address
+from tests.support import change
+
+HOLDS, OTHER_SIZE, SOME_CELLS, FAILS, UNTOLD = Outcome
+OLD, NEW = grids.MODELS.names
+TIMES = ["median_us", "q20_us", "q80_us"]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs a machine without a GPU: test_the_studies_run has it")
+
+
+# ------------------------------------------------------------------------------------------------- made-up records
+
+DEAD_NS, LIVE_US, SEARCH_US = 0.6, 14e-3, 0.002e-3
+
+
+NOT_INSTALLED = "not run: transformer-engine-cu13 not installed"
+
+
+def kernels(dead_ns=DEAD_NS, search_us=SEARCH_US, summed=1.3, package=None):
+    """A record as measure.kernels() makes it, by a model of the costs: forward and backward.
+
+    The pull request's file was not compiled. TransformerEngine 2.20 is not installed, or takes ``package`` times as
+    long as the faster grid.
+    """
+    rows = []
+    for case in measure.cases():
+        blocks = case.freqs_len * case.packing.n_seqs
+        live = LIVE_US * case.tokens
+        spent = {
+            OLD: live + 2e-3 * dead_ns * (blocks - case.tokens),
+            NEW: live * (1 + search_us * 1000 * np.log2(case.packing.n_seqs)),
+            "ropelab": 0.6 * live,
+            "flash_attn": 0.6 * live + 2e-3 * 1.2 * max(0, case.packing.longest * case.packing.n_seqs - case.tokens),
+            measure.INTEROP: 0.7 * live,
+            **dict.fromkeys((*grids.CODE.names, *grids.PACKAGES.names), np.nan),
+        }
+        if package:
+            spent[grids.PACKAGES.new] = package * min(spent[OLD], spent[NEW])
+        for step, name in itertools.product(case.steps, case.contenders):
+            us = spent[name] + (summed - 1) * live * (step == measure.SUMMED)
+            rows.append(case.columns | {
+                "step": step, "contender": name, "status": NOT_INSTALLED if np.isnan(us) else "ok",
+                "median_us": us, "q20_us": us, "q80_us": us,
+                "samples": 5, "same_bits": True if name == NEW else np.nan,
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def layers(dead_ns=0.62, layer_ms=22.0, rope_ms=1.4):
+    rows = []
+    for n, name in itertools.product(layer.N_SEQS, (OLD, NEW, "ropelab", layer.WITHOUT)):
+        alone = {OLD: rope_ms + 4e-6 * dead_ns * 65536 * (n - 1), NEW: rope_ms, "ropelab": 0.7}.get(name, 0)
+        for what, ms in ((layer.LAYER, layer_ms + alone), (layer.ALONE, alone)):
+            if ms:
+                rows.append({
+                    "what": what, "n_seqs": n, "longest": -(-65536 // n), "tokens": 65536, "freqs_len": 65536,
+                    "contender": name, "status": "ok", "median_us": 1000 * ms, "q20_us": 1000 * ms,
+                    "q80_us": 1000 * ms, "samples": 3,
+                })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def parity(where=None, **changes):
+    rows = [
+        {"grids": f"{OLD} and {NEW}", "merged_takes": "legacy", "kind": kind,
+         "n_seqs": 3, "empty": 2 * (kind == "every other empty"), "past_end": 0, "starts": False,
+         "cp_size": size, "cp_rank": rank, "dtype": dtype, "layout": layout, "same_result": True,
+         "same_gradient": True, "worst": 0.6, "worst_ropelab": 0.6}
+        for kind in ("skewed", "every other empty")
+        for size, rank in measure.SHARDS
+        for dtype in ("float32", "float16", "bfloat16")
+        for layout in ("split_half", "interleaved")
+    ]  # fmt: skip
+    return change(pd.DataFrame(rows), where, **changes)
+
+
+def past(**changes):
+    outcomes = {OLD: "left as allocated", "token-linear, as first proposed": "reads past freqs",
+                "token-linear, with the guard": "left as allocated", "ropelab": "zeros"}  # fmt: skip
+    frame = pd.DataFrame({"contender": list(outcomes), "rows": 3, "outcome": list(outcomes.values())})
+    return change(frame, **changes)
+
+
+def slower(frame, name, factor, where="index == index"):
+    """The contender's times multiplied in the rows that the query selects."""
+    frame = frame.copy()
+    frame.loc[frame.query(where).query("contender == @name").index, TIMES] *= factor
+    return frame
+
+
+def of_pair(frame, pair):
+    """The models' rows under the names of another pair, whose own rows are gone."""
+    if "grids" in frame:
+        return frame.assign(grids=" and ".join(pair.names))
+    if "contender" not in frame:
+        return frame
+    frame = frame[~frame.contender.isin(pair.names)]
+    names = {OLD: pair.old, NEW: pair.new, measure.UNGUARDED: grids.CODE.new}
+    return frame.assign(contender=frame.contender.replace(names))
+
+
+def under(given, pair):
+    """The evidence of a case, each frame as `of_pair` makes it."""
+    return {name: partial(lambda make: of_pair(make(), pair), make) for name, make in given.items()}
+
+
+def source(where="version == 'first'", **changes):
+    """The facts as if every file had been read."""
+    read = change(evidence.source(), read="1234567, the file", no_tokens="legacy")
+    return change(read, where, **changes)
+
+
+def search(**changes):
+    return change(evidence.search(), "n_seqs == 2401", **changes)
+
+
+H200, H100 = "nvidia-h200", "nvidia-h100-80gb-hbm3"
+"""The record of the H200 has the pull request's file, the packages and the models; the H100's record has the models."""
+
+
+def recorded(name, gpu=H200):
+    return records.load(name, records.Selection(records.MEASUREMENTS, gpu)).frame
+
+
+def without(frame, *pairs):
+    """The rows of all contenders but those of these pairs."""
+    if "grids" in frame:
+        return frame[~frame.grids.isin([" and ".join(pair.names) for pair in pairs])]
+    return frame[~frame.contender.isin([name for pair in pairs for name in pair.names])]
+
+
+def alone(name, pair):
+    """The record of the H200 without the rows of the other pairs."""
+    return without(recorded(name), *(other for other in grids.ALL if other != pair))
+
+
+def told(row):
+    """The outcome of the evidence with its numbers, or the outcome of our model."""
+    return row.words.removeprefix("cannot be told (our model: ").removesuffix(")" * ("our model" in row.words))
+
+
+def model(outcome):
+    """The verdict where our model has this outcome."""
+    return UNTOLD, f"our model: {outcome}"
+
+
+def test_the_package_beside_its_models():
+    """Where TransformerEngine is installed, its time stands beside the time of the models."""
+    times = findings.times(kernels(package=1.25), measure.SUMMED)  # the sum takes as long for all
+    assert "TransformerEngine 2.20 takes 1.19 of the time of the faster grid" in findings.beside_the_packages(times)
+    assert "2.20" not in findings.beside_the_packages(findings.times(kernels(), measure.SUMMED))
+    assert "2.20" not in findings.sum_counts(kernels()) and "nan" not in findings.sum_counts(kernels())
+
+
+def test_the_headline_has_the_times_of_the_record():
+    """Each range belongs to its contender; without a contender there is no sentence."""
+    frame = kernels()
+    table = findings.times(frame).query("part == 'table B'")
+    said = findings.table_b_counts(frame)
+    for name, words in ((findings.OLD, "the old grid"), ("ropelab", "ropelab")):
+        assert f"{findings.value_range(table[name], ',.0f')} µs with {words}" in said
+    assert findings.table_b_counts(frame[frame.contender != "ropelab"]) == ""
+
+
+def test_models_are_named_as_such():
+    grids = [f"TransformerEngine's {age} grid (model)" for age in ("old", "new")]
+    assert [drawing.label(name) for name in (OLD, NEW)] == grids
+
+
+def test_the_dispatch_is_that_of_the_source():
+    """The heuristics of data/sources.toml, at either side of their thresholds."""
+    for fact in facts("dispatch", "transformer_engine"):
+        n, cp_size, tokens = max(2, fact["least_sequences"]), 2, 65536
+        blocks = fact["blocks_per_token"] * (cp_size if fact["times_cp_size"] else 1) * tokens
+        rows = blocks // n + fact["more_than"]
+        chosen = [dispatch.choose(n, rows - less, tokens, cp_size, version=fact["version"]) for less in (0, 1)]
+        assert chosen == ["linear", "legacy"], fact
+        if fact["least_sequences"] > 1:
+            assert dispatch.choose(n - 1, 9 * tokens, tokens, version=fact["version"]) == "legacy"
+        assert dispatch.VARIABLES[fact["version"]] == fact.get("variable")
+
+
+def test_the_published_ratios_follow_from_the_published_times():
+    for table in (evidence.published_a(), evidence.published_b()):
+        assert (table.speedup - table.stated_speedup).abs().max() < 0.003
+    ns = evidence.published_b().set_index("n_seqs").ns_per_dead_block
+    assert ns.loc[128:].between(0.64, 0.66).all() and np.isnan(ns[1])
+
+
+# ------------------------------------------------------------------------------------------- strategies and heuristics
+
+
+def test_heuristics():
+    """First: 64 sequences and 8 times the blocks. Merged: more than 2 cp times, and 65,536 more."""
+    first, merged = dispatch.first_heuristic, dispatch.merged_heuristic
+    assert [first(n, 65536, 65536) for n in (63, 64)] == ["legacy", "linear"]
+    assert [first(64, rows, 65536) for rows in (8191, 8192)] == ["legacy", "linear"]
+    assert [merged(n, 65536, 65536) for n in (2, 3)] == ["legacy", "linear"]
+    assert [merged(n, 65536, 8192, 8) for n in (2, 3)] == ["legacy", "linear"]
+    assert [merged(4, rows, 100) for rows in (16408, 16409)] == ["legacy", "linear"]  # 65,532 and 65,536 more
+    assert {h(100, 100, 0) for h in (first, merged)} == {"legacy"}
+
+
+def test_the_environment_variable(monkeypatch):
+    for value, expected in (("0", ["legacy"] * 2), ("1", ["linear"] * 2), ("2", ["legacy", "linear"])):
+        monkeypatch.setenv(dispatch.OVERRIDE, value)
+        monkeypatch.setenv(dispatch.VARIABLES["renamed"], value)
+        for version in ("first", "reviewed", "renamed"):
+            chosen = [dispatch.choose(n, 65536, 65536, version=version) for n in (2, 128)]
+            assert chosen == expected
+        assert [dispatch.choose(n, 65536, 65536, version="merged") for n in (2, 128)] == ["legacy", "linear"]
+    monkeypatch.setenv(dispatch.OVERRIDE, "1")
+    assert dispatch.choose(2, 65536, 0) == "legacy"
+    with pytest.raises(ValueError, match="version: expected one of .*, got 'last'"):
+        dispatch.choose(1, 1, 1, version="last")
+
+
+def test_the_dispatch_launches_what_was_chosen(monkeypatch):
+    launched = []
+    for name in (dispatch.LEGACY, dispatch.LINEAR):
+        monkeypatch.setitem(dispatch.STRATEGIES, name, lambda x, name=name, **_: launched.append(name) or x)
+    monkeypatch.delenv(dispatch.OVERRIDE, raising=False)
+    freqs, t = torch.zeros(640, 1, 1, 4), torch.zeros(64, 1, 4)
+    cu = torch.arange(65, dtype=torch.int32)
+    rotate = partial(dispatch.rotate_thd, t, freqs, cu)
+    rotate(), rotate(version="merged"), rotate(strategy="legacy"), rotate(strategy="linear")
+    monkeypatch.setenv(dispatch.OVERRIDE, "0")
+    rotate()
+    assert launched == ["linear", "legacy", "legacy", "linear", "legacy"]
+
+
+@pytest.mark.parametrize("cp_size", [1, 2, 4])
+@pytest.mark.parametrize("make", [packings.remainder_last, packings.balanced, packings.with_empty])
+def test_packings_can_be_sharded(make, cp_size):
+    multiple = 2 * cp_size if cp_size > 1 else 1
+    packing = make(7, 128, multiple)
+    assert packing.tokens == 128 and packing.n_seqs == 7
+    assert all(length % multiple == 0 for length in packing.lengths)
+    for rank in range(cp_size):
+        expected = PackedSequences(packing.cu_seqlens("cpu"), 128 // cp_size, cp_size=cp_size, cp_rank=rank).positions
+        assert torch.equal(packing.positions(cp_size, rank), expected.long())
+
+
+def test_packings_are_the_documents():
+    b, a = packings.remainder_last(2401), packings.balanced(2401)
+    assert (b.lengths[0], b.longest, b.tokens) == (26, 3136, 65536)
+    assert (a.longest, min(a.lengths), a.tokens) == (28, 27, 65536)
+    assert packings.skewed(3, 100, 120).lengths == (100, 10, 10)
+    assert packings.with_empty(5, 9).lengths == (0, 5, 0, 4, 0)
+
+
+def test_cases_are_possible():
+    for tokens in (packings.TOKENS, 2048):
+        for case in measure.cases(tokens):
+            assert case.packing.tokens == tokens and case.packing.longest <= case.freqs_len
+            multiple = 2 * case.cp_size if case.cp_size > 1 else 1
+            assert all(length % multiple == 0 for length in case.packing.lengths), case.description
+    rows = pd.DataFrame([case.columns for case in measure.cases()])
+    assert not rows.duplicated(findings.CELL).any()
+
+
+# ------------------------------------------------------------------------------------------------------- measurements
+
+
+def fake_times(contenders, *, rounds, graph_ms):
+    """Every call is made once; times are the length of the name."""
+    rows = []
+    for name, prepare in contenders.items():
+        for call in prepare():
+            assert all(gradient.isfinite().all() for gradient in call())
+        us = float(len(name))
+        rows.append({"contender": name, "status": "ok", "median_us": us, "q20_us": us, "q80_us": us, "samples": rounds})
+    return pd.DataFrame(rows)
+
+
+@interpreted
+def test_kernels_are_checked_then_timed(monkeypatch):
+    monkeypatch.setattr(timing, "gpu_times", fake_times)
+
+    def no_package(*_):
+        raise NotInstalled("no such package")
+
+    monkeypatch.setattr(measure.peers, "_with_version", no_package)
+    published = (*grids.CODE.names, *grids.PACKAGES.names)
+    names = (OLD, NEW, "ropelab", "flash_attn", measure.INTEROP)
+    chosen = [
+        measure.Case("table B", packings.remainder_last(3, 16), 16, steps=(measure.GIVEN, measure.SUMMED),
+                     contenders=(*names, *published)),
+        measure.Case("skew", packings.skewed(3, 8, 16, 4), 8, 2, 1, contenders=names[:3]),
+    ]  # fmt: skip
+    frame = measure.measure_kernels(chosen, measure.Scale(16, 2, 16, rounds=1), "cpu", torch.float32)
+    assert set(frame.columns) == {
+        *findings.CELL, "step", "contender", "status", "median_us", "q20_us", "q80_us", "samples", "same_bits"
+    }  # fmt: skip
+    lost = frame.contender.isin(("flash_attn", *published))
+    # The packages stand in for the file in the second case as well.
+    assert lost.sum() == 12 and frame[lost].status.str.startswith("not run: ").all()
+    assert set(frame[~lost].status) == {"ok"}
+    assert frame[frame.contender == NEW].same_bits.eq(True).all()
+    assert frame.groupby(["part", "step"]).size().to_dict() == {
+        ("skew", measure.GIVEN): 5, ("table B", measure.GIVEN): 9, ("table B", measure.SUMMED): 9
+    }  # fmt: skip
+    assert len(findings.times(frame)) == 2
+
+
+@interpreted
+def test_a_wrong_rotation_is_not_timed(monkeypatch):
+    monkeypatch.setattr(timing, "gpu_times", fake_times)
+    right = dispatch.STRATEGIES[dispatch.LINEAR]
+    monkeypatch.setitem(
+        dispatch.STRATEGIES, dispatch.LINEAR, lambda x, inverse, **options: right(x, inverse=False, **options)
+    )
+    case = measure.Case("table B", packings.remainder_last(2, 8), 8, contenders=(OLD, NEW))
+    frame = measure.measure_kernels([case], measure.Scale(8, 2, 16, rounds=1), "cpu", torch.float32)
+    (row,) = frame[frame.contender == NEW].itertuples()
+    assert row.status.startswith("wrong: ") and np.isnan(row.median_us) and row.same_bits is False
+
+
+@interpreted
+def test_the_layer(monkeypatch):
+    """The gradients of the layer equal autograd's gradients of the same layer with the definition's rotation."""
+    monkeypatch.setattr(timing, "gpu_times", fake_times)
+    monkeypatch.setattr(layer, "attention", lambda q, k, v, **_: q * k + v)  # what there is needs a GPU
+    small = layer.Scale(tokens=8, hidden=32, heads=2, ffn=48, n_seqs=(3,), rounds=1)
+    frame = layer.measure_layer(small, "cpu", torch.float32)
+    published = {*grids.CODE.names, *grids.PACKAGES.names}
+    assert set(frame[~frame.contender.isin(published)].status) == {"ok"}
+    both = {OLD, NEW, "ropelab"} | published
+    assert set(frame[frame.what == layer.LAYER].contender) == both | {layer.WITHOUT}
+    assert set(frame[frame.what == layer.ALONE].contender) == both
+    assert set(frame.columns) >= {"what", "n_seqs", "longest", "tokens", "freqs_len", "median_us"}
+    assert findings.shares(frame).share.notna().sum() == 3
+
+
+@interpreted
+def test_every_rotation_makes_the_same_layer():
+    small = layer.Scale(tokens=8, hidden=32, heads=2, ffn=48)
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    weights = layer.Weights.drawn(small, draw)
+    x, gradient = draw(8, 32).requires_grad_(), draw(8, 32)
+    packing = packings.balanced(3, 8)
+    truth = measure.Truth(8, 16, "cpu")
+
+    def attend(q, k, v):  # of its own within each sequence, so that q and k matter
+        return torch.cat([
+            torch.nn.functional.scaled_dot_product_attention(*(t.transpose(0, 1) for t in parts)).transpose(0, 1)
+            for parts in zip(*(t.split(packing.lengths) for t in (q, k, v)), strict=True)
+        ])  # fmt: skip
+
+    found = {
+        name: layer._layer_calls(weights, x, gradient, rotate, attend, small)[0]()
+        for name, rotate in layer.contenders(packing, truth, "cpu")[0].items()
+    }
+    for name, gradients in found.items():
+        for ours, theirs in zip(gradients, found["ropelab"], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, msg=name)
+
+
+@interpreted
+def test_the_grids_give_the_same_bits():
+    frame = measure.parity()
+    assert (frame.same_result & frame.same_gradient).all()
+    assert frame[["worst", "worst_ropelab"]].max().max() <= 1
+    assert {"float32", "float16"} == set(frame.dtype) and frame.cp_rank.max() > 0
+    # ropelab's kernel is right to the same bound, and has most of their bits; float16 hides what its cosines differ by.
+    assert (frame.ropelab_same_bits > 0.5).all() and (frame.ropelab_same_bits[frame.dtype == "float16"] > 0.99).all()
+    assert (frame["empty"] > 0).any() and (frame.past_end > 0).any() and frame.starts.any()
+
+
+@pytest.mark.parametrize("layout", ["split_half", "interleaved"])
+@pytest.mark.parametrize("cp_size, cp_rank", [(1, 0), (2, 0), (2, 1)])
+def test_ropelab_has_the_bits_of_the_grids_where_nothing_is_rounded(cp_size, cp_rank, layout):
+    """Positions times 2**-17 have a cosine of 1 and themselves as sine; with integers for x and cotangent all is exact.
+
+    So result and gradient must be the same bits in ropelab's own kernel and in both grids, and any other position has
+    others.
+    """
+    packing = packings.with_empty(5, 32, 2 * cp_size)
+    angles = 2.0**-17 * torch.arange(packing.longest, dtype=torch.float32, device=DEVICE)
+    freqs = angles[:, None, None, None].expand(-1, 1, 1, 8).contiguous()
+    assert freqs.cos().eq(1).all() and freqs.sin().equal(freqs)
+    generator = torch.Generator().manual_seed(cp_rank)
+    x, gradient = (
+        torch.randint(-8, 9, (32 // cp_size, 3, 8), generator=generator).float().to(DEVICE) for _ in range(2)
+    )
+    where = {"cu_seqlens": packing.cu_seqlens(DEVICE), "cp_size": cp_size, "interleaved": layout == "interleaved"}
+
+    def rotated(rotate, rank=cp_rank, table=freqs):
+        return measure._both(partial(rotate, cp_rank=rank, **where), x, gradient, table, slice(None))
+
+    ours = rotated(partial(apply_rotary_pos_emb, tensor_format="thd"))
+    for strategy in dispatch.STRATEGIES:
+        theirs = rotated(partial(dispatch.rotate_thd, strategy=strategy))
+        assert all(map(torch.equal, ours, theirs)), strategy
+    elsewhere = rotated(partial(apply_rotary_pos_emb, tensor_format="thd"), table=freqs + 2.0**-17)
+    assert not any(map(torch.equal, ours, elsewhere))
+
+
+@interpreted
+def test_rows_past_the_end():
+    with any_address():  # the rows past the end lie in a larger tensor
+        outcome = measure.past_the_end().set_index("contender").outcome
+    assert outcome.to_dict() == past().set_index("contender").outcome.to_dict()
+    assert not torch.are_deterministic_algorithms_enabled() or DEVICE == "cpu"
+
+
+def test_the_search_takes_the_steps_that_are_counted():
+    table = evidence.search().set_index("n_seqs")
+    assert (table.thread_reads == 256 * np.ceil(np.log2(table.index))).all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize("study", ["te_kernels", "te_layer"])
+def test_times_need_a_gpu(study):
+    with pytest.raises(Unavailable, match="times are those of a GPU"):
+        studies.STUDIES[study](smoke=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("study", studies.STUDIES)
+def test_the_studies_run(study):
+    torch.use_deterministic_algorithms(False)  # which would fill fresh memory, in launches of its own
+    frame = studies.STUDIES[study](smoke=True)
+    if "status" in frame:
+        lost = frame[frame.status.str.startswith(("wrong", "failed"))]
+        assert lost.empty, lost[["contender", "status"]].to_dict("records")
+        assert frame[frame.status == "ok"].median_us.gt(0).all()
+    if study == "te_parity":
+        assert (frame.same_result & frame.same_gradient).all() and frame.worst.max() <= 1
+
+
+@pytest.mark.gpu
+def test_the_attention_is_causal_within_each_sequence():
+    q, k, v = (torch.randn(24, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    lengths = (5, 16, 3)
+    cu = torch.tensor((0, *lengths), device="cuda").cumsum(0, dtype=torch.int32)
+    actual = layer.attention(q, k, v, cu_seqlens=cu, longest=16)
+    pieces = [
+        torch.nn.functional.scaled_dot_product_attention(
+            *(t.transpose(0, 1).float() for t in parts), is_causal=True
+        ).transpose(0, 1)
+        for parts in zip(*(t.split(lengths) for t in (q, k, v)), strict=True)
+    ]
+    torch.testing.assert_close(actual.float(), torch.cat(pieces), rtol=2e-2, atol=2e-2)
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("records")
+    records.write("te_kernels", kernels(), folder)
+    records.write("te_layer", layers(), folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", te_figures.FIGURES)
+def test_figures_draw(name, directory, tmp_path):
+    fig = figures.draw(name, directory)
+    fig.savefig(tmp_path / "figure.png")
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    assert any(machine in text.get_text() for text in fig.texts), "the machine is not named"
+    with pytest.raises(FileNotFoundError, match="te_"):
+        figures.draw(name, tmp_path)
+
+
+def test_titles_and_sentences_follow_the_record():
+    skew = findings.skew_counts(kernels())
+    table = findings.choices(kernels()).query("kind == 'skewed'")
+    assert all(findings.missed_words(table, name) in skew for name in ("first", "merged"))
+    assert "takes the slower grid in 0 of" in findings.skew_counts(kernels(dead_ns=0, search_us=0))
+    assert "0.60 ns" in findings.blocks_count(kernels())
+    assert "µs to a kernel" in findings.sum_counts(kernels())
+
+
+def test_figures_draw_what_was_measured(tmp_path):
+    """The figures also draw without flash-attn, and for a smoke run, which has few cells."""
+    frame = kernels()
+    lost = frame[frame.contender == "flash_attn"].index
+    frame.loc[lost, ["median_us", "q20_us", "q80_us"]] = np.nan
+    frame.loc[lost, "status"] = "not run: no flash-attn"
+    few = frame[frame.n_seqs.isin((1, 8, 128)) & frame.cp_size.isin((1, 8))]
+    for table in (frame, few):
+        for name, (studies_, draw) in te_figures.FIGURES.items():
+            if studies_ == ("te_kernels",):
+                drawn = draw(table)
+                drawn.savefig(tmp_path / "figure.png")
+                assert "nan" not in title_of(drawn), name
+
+
+@pytest.mark.parametrize("pair", [grids.CODE, grids.PACKAGES], ids=lambda pair: pair.words)
+def test_figures_and_the_chapter_say_whose_grids_they_show(pair):
+    """The conditions are judged where both grids run in every cell: the packages' grids are no pair for them."""
+    frame, of_layer = of_pair(kernels(), pair), of_pair(layers(), pair)
+    for record in (frame, of_layer):
+        assert findings.whose(record).startswith("TransformerEngine 2.18") == (pair == grids.PACKAGES)
+    assert findings.whose(layers()) == "both grids are our models"
+    for drawn, ages in ((te_figures.table_b(frame), ("old", "new")), (te_figures.layer(of_layer), ("new",))):
+        labels = {text.get_text() for legend in drawn.legends for text in legend.get_texts()}
+        assert {f"{age} grid ({pair.words})" for age in ages} <= labels, labels
+    if pair == grids.CODE:
+        assert findings.skew_counts(frame).startswith("One long") and "of the first" in findings.whose(frame)
+        assert len(findings.choices(frame)) == len(findings.choices(kernels()))
+
+
+def test_a_layer_with_ropelab_beside_one_with_the_new_grid():
+    frame = slower(layers(), "ropelab", 1.1, "what == @layer.LAYER")
+    frame.loc[frame.contender == layer.WITHOUT, "q80_us"] *= 1.05
+    said = findings.layer_counts(frame)
+    assert (
+        "With ropelab the whole layer takes 1.07 of its time with the new grid" in said
+        and "varies by up to 5.0%" in said
+    )
+    assert "With ropelab the whole" not in findings.layer_counts(frame[frame.contender != "ropelab"])
+
+
+def test_what_the_heuristics_miss():
+    """The first keeps 63 sequences on the old grid; the merged one allows more empty blocks with more ranks."""
+    table = findings.choices(kernels())
+    first, merged = (findings.missed(table, name) for name in ("first", "merged"))
+    assert (first.n_seqs < 64)[first.first_costs > 1.1].all() and (first.kind == "skewed").sum() > 5
+    worst = merged.iloc[0]
+    assert worst.cp_size == 8 and worst.kind == "skewed" and worst.merged == "legacy"
+    assert merged.merged_costs.max() < first.first_costs.max()
