@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import ropelab
+from tests import surface
 from tests.environments import ROOT, environment, run
 
 pytestmark = [
@@ -126,21 +127,9 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
 
 
-OTHER_FILES = {"pytest_ropelab.py", "ropelab/py.typed", "ropelab/conformance/report.schema.json",
-               "ropelab/conformance/models/report.schema.json"}  # fmt: skip
-
-
-def library() -> set[str]:
-    """The paths of the wheel's files but those about the wheel."""
-    files = {path.relative_to(ROOT) for path in (ROOT / "ropelab").rglob("*.py")}
-    files = {path for path in files if path.parts[1] not in ("bench", "study", "kernels")}
-    files |= {Path("ropelab", path.relative_to(ROOT)) for path in (ROOT / "kernels").glob("*.py")}
-    return {path.as_posix() for path in files} | OTHER_FILES
-
-
 def test_the_wheel_holds_the_library_alone(wheel):
     held = {name for name in contents(wheel) if ".dist-info/" not in name}
-    assert held == library()
+    assert held == surface.wheel()
     parts = {Path(name).parts[1] for name in held - {"pytest_ropelab.py"}}
     assert {"angles", "autograd", "call", "conformance", "interop", "kernels", "layout", "positions"} <= parts
     assert not [name for name in held if re.search(r"bench|study|notebook|data|tests", name)]
@@ -171,7 +160,7 @@ def test_the_library_names_nothing_that_only_a_checkout_has(wheel):
 def test_the_library_works_with_its_requirements_alone(installed, tmp_path):
     python = installed()
     needs_others = {"ropelab/conformance/cli.py", *(f"ropelab/interop/torchtitan{of}.py" for of in ("", "_mla"))}
-    files = library() - OTHER_FILES - needs_others
+    files = {name for name in surface.wheel() if name.startswith("ropelab/") and name.endswith(".py")} - needs_others
     modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files}
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "my_project").mkdir(parents=True)
@@ -216,7 +205,7 @@ def test_the_source_distribution_makes_the_same_wheel(python, wheel, source, tmp
     files = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
     about = {name for name in files if name.startswith("ropelab.egg-info/")} | {"PKG-INFO", "setup.cfg"}
     build = {"pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE"}
-    assert files - about == library() | build
+    assert files - about == surface.wheel() | build
     assert not (unpacked / "ropelab" / "kernels").is_symlink()
     from_tree, from_archive = contents(wheel), contents(built(python, unpacked, tmp_path / "from_archive"))
     assert from_tree.keys() == from_archive.keys()
