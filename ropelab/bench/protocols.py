@@ -28,7 +28,7 @@ def numbers(study: str) -> dict[str, int]:
 
 
 def same_code() -> Mapping[str, list[str]]:
-    """The name of a function of a kernel -> the hashes of code that compiles to the machine code of today's."""
+    """The name of a function of a kernel -> the hashes of code from which the compiler makes one machine code."""
     return read().get("same_code", {})
 
 

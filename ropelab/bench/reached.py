@@ -74,13 +74,14 @@ def changed(kernels: Mapping[str, str], same_code: Mapping[str, Iterable[str]], 
 
     Args:
         kernels: as `reached` returns them.
-        same_code: name -> hashes of code from which the compiler makes today's machine code.
+        same_code: name -> hashes of code from which the compiler makes one machine code. They say nothing of a name
+            whose code of today is not among them.
     """
     today = {place: definition[0] for place in map(_place, kernels) if (definition := _defined(place, folder))}
     return [
         name
         for name, digest in kernels.items()
-        if (now := today.get(_place(name))) != digest and not (now and digest in same_code.get(name, ()))
+        if (now := today.get(_place(name))) != digest and not {now, digest} <= {*same_code.get(name, ())}
     ]
 
 

@@ -1,84 +1,256 @@
-"""State that kernels compile to the same machine code as at a commit, after a change of their source alone.
+"""Compare the machine code of every recorded launch before and after a change of the kernels' source.
 
     python -m tests.compile.same_code COMMIT
 
-compiles the launches of ``compile_*.py`` with the kernels of the commit and with those of today. Where each makes the
-same machine code, the hashes of the commit's functions go to ``same_code`` of ``data/protocols.toml``, and records that
-launched them stay as they are. Otherwise the command names the kernels that differ and writes nothing.
+plans each launch that a record of an H100 noted with the code of the commit and with that of today, and compiles both
+for sm_90. Two launches with the same Triton code and options have the same machine code, so only the others go through
+the whole compiler. Where all launches of a kernel make the same machine code, the hashes of its functions go to
+``same_code`` of ``data/protocols.toml``, and records that launched it stay as they are. The command names each kernel
+whose machine code differs.
+
+Records do not list their launches any more. The history does, at `NOTED`, and a checkout without it cannot compare.
+The launches of the product are not among them: they are those of ``compile_projection``.
 """
 
+import hashlib
+import importlib
 import io
 import json
 import os
-import runpy
-import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, redirect_stdout
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
-from ropelab.bench import reached
-from ropelab.bench.records import ROOT
-from ropelab.study.engine import measuring_code
+NOTED = "55bdef9e6218af01fc0952cb54db3a2776a3089c"
+"""The last commit whose records list their launches, as plans: calls of the kernels' ``plan_*`` functions."""
+RECORDS = "data/measurements/nvidia-h100-80gb-hbm3"
+SWEEPS = ("tiles", "tile_regret", "latent_tiles", "one_pass_tiles")
+"""Records of tiles that no call chooses; every 16th of their launches is compared."""
+PRODUCT = "projection_triton._project_kernel"
+CAPABILITY = 90
 
-MODULES = ("compile_kernel", "compile_latent", "compile_paged_cache", "compile_block_scales", "compile_projection")
-CAPABILITY = "90"
+Note = dict[str, Any]
 
 
-def compiled() -> list[tuple[str, str]]:
-    """The kernel and the hash of the machine code of each launch that the tests compile, in their order."""
+def git(*arguments: str) -> bytes:
+    from ropelab.bench.records import ROOT
+
+    return subprocess.run(["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+
+
+def recorded() -> list[Note]:
+    """The notes of the launches, without those that differ in the number of programs or of tokens alone."""
+    found: dict[tuple, Note] = {}
+    for path in git("ls-tree", "--name-only", NOTED, f"{RECORDS}/").decode().split():
+        if not path.endswith(".json"):
+            continue
+        notes = json.loads(git("show", f"{NOTED}:{path}")).get("triton_launches") or {}
+        planned = [note for note in notes.values() if "plan" in note]
+        for note in planned[:: 16 if Path(path).stem in SWEEPS else 1]:
+            found.setdefault((note["kernel"], note["code"], note["dtypes"]), note)
+    return list(found.values())
+
+
+# ------------------------------------------------------------------------------- in a process with one of the two trees
+
+
+def planned(note: Note) -> tuple[Any, tuple]:
+    """The launch that this process's code makes for the call of a note, and its arguments."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from ropelab.kernels.launch import Launch
+
+    plan, made = json.loads(note["plan"]), []
+    module, _, name = plan["function"].partition(".")
+    make = Launch.__init__
+
+    def making(launch, *arguments, **options):
+        make(launch, *arguments, **options)
+        made.append(launch)
+
+    gpu = SimpleNamespace(multi_processor_count=132)
+    with ExitStack() as opened:
+        opened.enter_context(mock.patch.object(torch.cuda, "get_device_properties", lambda device: gpu))
+        opened.enter_context(mock.patch.object(torch.cuda, "get_device_capability", lambda device: (9, 0)))
+        opened.enter_context(FakeTensorMode())
+        arguments, options = decoded(plan["arguments"], [])
+        opened.enter_context(mock.patch.object(Launch, "__init__", making))
+        getattr(importlib.import_module(f"ropelab.kernels.{module}"), name)(*arguments, **options)
+    launch = made[note["number"]]
+    dtypes = [None if name == "-" else getattr(torch, name) for name in note["dtypes"].split()]
+    tensors = launch.named(*(dtype and torch.empty(0, dtype=dtype, device="meta") for dtype in dtypes))
+    return launch, (tensors, *[0] * (len(launch.kernel.params) - 1 - len(launch.fixed)))
+
+
+def decoded(value: Any, tensors: list) -> Any:
+    """The arguments of a plan, which JSON has; a tensor that comes again is the same tensor."""
+    import torch
+
+    match value:
+        case {"same": number}:
+            return tensors[number]
+        case {"tensor": [shape, stride, dtype]}:
+            tensors.append(torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device="cuda"))
+            return tensors[-1]
+        case {"dtype": name}:
+            return getattr(torch, name)
+        case {"options": options}:
+            return {name: decoded(x, tensors) for name, x in options.items()}
+        case {"of": name, "with": given}:
+            module, _, kind = name.rpartition(".")
+            made = getattr(importlib.import_module(f"ropelab.kernels.{module}"), kind)
+            lacking = dict.fromkeys(getattr(made, "_fields", ()))
+            return made(**(lacking | {name: decoded(x, tensors) for name, x in given.items()}))
+        case list():
+            return tuple(decoded(x, tensors) for x in value)
+    return value
+
+
+def triton_code(note: Note) -> str:
+    """The hash of the Triton code of a launch and of the compiler's options, before any pass of the compiler."""
+    import triton
+    from triton._C.libtriton import ir
+    from triton.compiler import make_backend
+
+    from ropelab.bench.compiled import compiled
+
+    with mock.patch.object(triton, "compile", lambda *source, **options: (*source, options)):
+        source, about = compiled(*planned(note), CAPABILITY)
+    backend, context = make_backend(about["target"]), ir.context()
+    options = backend.parse_options(dict(about["options"]))
+    for dialects in (ir, backend):
+        dialects.load_dialects(context)
+    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+    module = source.make_ir(about["target"], options, functions, modules, context)
+    return hashlib.sha256(f"{module.str_nodebug()} {options.hash()}".encode()).hexdigest()
+
+
+def machine_code(note: Note) -> str:
+    """The hash of the machine code of a launch."""
+    from ropelab.bench.compiled import code_hash_of, compiled
+
+    return code_hash_of(compiled(*planned(note), CAPABILITY))
+
+
+def product_code(note: Note) -> str:
+    """The hash of the machine code of each launch of the product that the tests compile."""
     from triton.compiler import CompiledKernel
 
     from ropelab.bench.compiled import code_hash_of
 
-    found: list[tuple[str, str]] = []
-    init = CompiledKernel.__init__
+    found, init = [], CompiledKernel.__init__
 
-    def made(kernel, source, *arguments, **options):
-        init(kernel, source, *arguments, **options)
-        module = source.fn.__module__.rpartition(".")[2]
-        found.append((f"{module}.{source.fn.__name__}", code_hash_of(kernel)))
+    def made(kernel, *arguments, **options):
+        init(kernel, *arguments, **options)
+        found.append(code_hash_of(kernel))
 
+    folder = "tests.compile" if Path("tests/compile").is_dir() else "tests"
     with mock.patch.object(CompiledKernel, "__init__", made):
-        for module in MODULES:
-            with mock.patch.object(sys, "argv", [module, CAPABILITY]):
-                runpy.run_module(f"tests.compile.{module}", run_name="__main__")
+        importlib.import_module(f"{folder}.compile_projection").main(CAPABILITY)
+    return " ".join(found)
+
+
+def answer(what: str) -> None:
+    """Print what a function of this module says of each note on standard input; null if it raises."""
+    for note in json.load(sys.stdin):
+        found = None
+        try:
+            with redirect_stdout(sys.stderr):
+                found = globals()[what](note)
+        except Exception as error:  # other code cannot plan or compile this launch
+            print(f"{note['kernel']}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(json.dumps(found), flush=True)
+
+
+# ---------------------------------------------------------------------------------------- in the process that compares
+
+
+def answers(what: str, notes: list[Note], root: Path) -> list[str | None]:
+    """What a function of this module says of each note in processes that import from ``root``."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command, number = [sys.executable, __file__, "answer", what], max(1, (os.cpu_count() or 1) // 2)
+
+    def part(first: int) -> list[str | None]:
+        done = subprocess.run(
+            command, cwd=root, env=environment | {"PYTHONPATH": str(root)}, text=True, check=True,
+            input=json.dumps(notes[first::number]), stdout=subprocess.PIPE,
+        )  # fmt: skip
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    found: list[str | None] = [None] * len(notes)
+    with ThreadPoolExecutor(number) as pool:
+        for first, part_found in enumerate(pool.map(part, range(min(number, len(notes))))):
+            found[first::number] = part_found
     return found
 
 
-def compiled_in(root: Path) -> list[list[str]]:
-    """As `compiled`, in a process that imports from ``root``."""
-    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    program = "import json; from tests.compile.same_code import compiled; print(json.dumps(compiled()))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, env=variables | {"PYTHONPATH": str(root)}, text=True,
-        stdout=subprocess.PIPE, check=True,
-    )  # fmt: skip
-    return json.loads(done.stdout.splitlines()[-1])
+def differing(what: str, notes: list[Note], roots: tuple[Path, Path]) -> list[Note]:
+    """The notes of which a function of this module does not say the same in both trees."""
+    with ThreadPoolExecutor(2) as pool:
+        before, today = pool.map(partial(answers, what, notes), roots)
+    return [note for note, old, new in zip(notes, before, today, strict=True) if old is None or old != new]
 
 
 def main(commit: str) -> None:
+    from ropelab.bench import reached
+    from ropelab.bench.records import ROOT
+    from ropelab.study.engine import measuring_code
+
+    notes = recorded()
+    kernels = sorted({note["kernel"] for note in notes} | {PRODUCT})
     with tempfile.TemporaryDirectory() as name:
         then = Path(name)
-        for folder in ("ropelab", "tests"):
-            shutil.copytree(ROOT / folder, then / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        kernels = subprocess.run(["git", "archive", commit, "kernels"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
-        with tarfile.open(fileobj=io.BytesIO(kernels.stdout)) as archive:
+        with tarfile.open(fileobj=io.BytesIO(git("archive", commit, "kernels", "ropelab", "tests"))) as archive:
             archive.extractall(then, filter="tar")
-        before, today = compiled_in(then), compiled_in(ROOT)
-        if before != today:
-            differing = {old[0] for old, new in zip(before, today, strict=False) if old != new}
-            sys.exit(
-                f"same_code: other machine code than at {commit}: {', '.join(sorted(differing)) or 'more launches'}"
-            )
-        names = {kernel for kernel, _ in today}
-        old, new = reached.reached(names, then / "kernels"), reached.reached(names)
-    same = {name: digest for name, digest in old.items() if name in new and new[name] != digest}
+        before = {kernel: reached.reached([kernel], then / "kernels") for kernel in kernels}
+        today = {kernel: reached.reached([kernel]) for kernel in kernels}
+        changed = [kernel for kernel in kernels if before[kernel] != today[kernel]]
+        notes = [note for note in notes if note["kernel"] in changed]
+        print(f"same_code: {len(notes)} launches of {', '.join(changed) or 'no kernel'} have other source", flush=True)
+        others = differing("triton_code", notes, (then, ROOT))
+        print(f"same_code: {len(others)} of them have other Triton code", flush=True)
+        others = differing("machine_code", others, (then, ROOT))
+        if PRODUCT in changed:
+            others += differing("product_code", [{"kernel": PRODUCT}], (then, ROOT))
+    other = Counter(note["kernel"] for note in others)
+    for kernel, number in other.items():
+        print(f"same_code: {kernel}: other machine code in {number} launches")
+    same = unchanged(before, today, other)
     measuring_code.add_same_code(same)
-    print(f"same_code: {len(today)} launches as at {commit}; {', '.join(same) or 'no function has changed'}")
+    print(f"same_code: written for {', '.join(same) or 'no function'}")
+
+
+def unchanged(
+    before: Mapping[str, Mapping[str, str]], today: Mapping[str, Mapping[str, str]], other: Iterable[str]
+) -> dict[str, tuple[str, str]]:
+    """The functions whose source has changed and whose machine code has not -> their hashes before and today.
+
+    A kernel with other machine code makes its records old by its own hash; where that is as before, by all that it
+    reaches.
+
+    Args:
+        before, today: each kernel -> the hash of each function that it reaches.
+        other: the kernels with other machine code.
+    """
+    old, new = ({name: digest for each in tree.values() for name, digest in each.items()} for tree in (before, today))
+    not_same = {name for kernel in other for name in ([kernel] if old[kernel] != new.get(kernel) else before[kernel])}
+    return {
+        name: (digest, new[name])
+        for name, digest in old.items()
+        if name not in not_same and new.get(name, digest) != digest
+    }
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer(sys.argv[2]) if sys.argv[1] == "answer" else main(*sys.argv[1:])

@@ -9,6 +9,7 @@ import pytest
 
 from ropelab.bench import fetch_peers, protocols, reached, records, staleness
 from ropelab.study.engine import measuring_code
+from tests.compile import same_code
 
 KERNELS = records.ROOT / "kernels"
 ROTATE, NORM = "rotate_triton._rotate_kernel", "qk_norm_triton._qk_norm_rope_kernel"
@@ -58,10 +59,20 @@ def test_a_kernel_reaches_what_it_calls_and_the_constants_that_it_names():
 
 def test_code_that_compiles_to_the_same_machine_code_is_no_change():
     noted = reached.reached([ROTATE])
-    before = noted | {ROTATE: "0" * 16}
-    assert reached.changed(before, {}) == [ROTATE] and reached.changed(before, {ROTATE: ["0" * 16]}) == []
+    now, before = noted[ROTATE], noted | {ROTATE: "0" * 16}
+    assert reached.changed(before, {}) == [ROTATE] and reached.changed(before, {ROTATE: ["0" * 16, now]}) == []
+    since = {ROTATE: ["0" * 16, "1" * 16]}  # the machine code was the same, and the kernel has changed once more
+    assert reached.changed(before, since) == [ROTATE]
     gone = noted | {"stages_triton.gone": "0" * 16}
     assert reached.changed(gone, {"stages_triton.gone": ["0" * 16]}) == ["stages_triton.gone"]
+
+
+def test_a_kernel_with_other_machine_code_makes_no_record_of_another_kernel_old():
+    before = {"a.one": {"a.one": "1", "a.both": "2"}, "a.other": {"a.other": "3", "a.both": "2"}}
+    today = {"a.one": {"a.one": "1", "a.both": "22"}, "a.other": {"a.other": "33", "a.both": "22"}}
+    assert same_code.unchanged(before, today, []) == {"a.both": ("2", "22"), "a.other": ("3", "33")}
+    assert same_code.unchanged(before, today, ["a.other"]) == {"a.both": ("2", "22")}
+    assert same_code.unchanged(before, today, ["a.one"]) == {"a.other": ("3", "33")}
 
 
 def test_a_record_is_old_by_its_kernels_its_peers_and_its_protocol():
@@ -91,15 +102,19 @@ def test_the_measuring_code_is_that_of_the_protocols():
 
 def test_hashes_are_written_and_numbers_stay(tmp_path, monkeypatch):
     file = tmp_path / "protocols.toml"
-    file.write_text('# Head\n\n[protocol]\ntimer = { number = 3, code = "0" }\n\n[same_code]\n"a.b" = ["1"]\n')
+    file.write_text(
+        '# Head\n\n[protocol]\ntimer = { number = 3, code = "0" }\n\n[same_code]\n'
+        '"a.b" = ["1", "2"]\n"e.f" = ["1", "2"]\n'
+    )
     monkeypatch.setattr(protocols, "LIST", file)
     protocols.read.cache_clear()
     measuring_code.write("timer", "dense")
-    measuring_code.add_same_code({"a.b": "2", "c.d": "3"})
+    measuring_code.add_same_code({"a.b": ("2", "3"), "c.d": ("3", "4"), "e.f": ("3", "4")})
     found, today = protocols.read(), measuring_code.hashes()
     assert found["protocol"]["timer"] == {"number": 3, "code": today["timer"]}
     assert found["protocol"]["dense"] == {"number": 1, "code": today["dense"]}
-    assert found["same_code"] == {"a.b": ["1", "2"], "c.d": ["3"]} and file.read_text().startswith("# Head\n")
+    assert found["same_code"] == {"a.b": ["1", "2", "3"], "c.d": ["3", "4"], "e.f": ["3", "4"]}
+    assert file.read_text().startswith("# Head\n")
     monkeypatch.undo()
     protocols.read.cache_clear()
 

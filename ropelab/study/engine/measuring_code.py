@@ -35,11 +35,15 @@ def write(*names: str) -> None:
     _written(known, protocols.same_code())
 
 
-def add_same_code(hashes: Mapping[str, str]) -> None:
-    """Add earlier hashes of functions whose machine code is today's; `tests.compile.same_code` finds them."""
+def add_same_code(hashes: Mapping[str, tuple[str, str]]) -> None:
+    """Add functions whose machine code is as before -> their hashes before and today; `tests.compile.same_code`.
+
+    Where today's code had other machine code than the hashes that are listed, those go.
+    """
     same = {name: [*found] for name, found in protocols.same_code().items()}
-    for name, digest in hashes.items():
-        same[name] = sorted({*same.get(name, ()), digest})
+    for name, (before, today) in hashes.items():
+        known = same.get(name, [])
+        same[name] = [*dict.fromkeys((*(known if before in known else [before]), today))]
     _written(protocols.read()["protocol"], same)
 
 
