@@ -388,6 +388,11 @@ def test_batches_share_rows_of_tables_that_do_not_stay_in_the_cache():
     assert order_of((4, 65536, 32, 64), (65536, 32))[1] == "heads"  # few bytes beside 32 heads
 
 
+def test_an_axis_of_the_grid_holds_65535_blocks():
+    assert order_of((4, 65535, 1, 2048), (65535, 1024)) == ((4, 65535, 1), "batches")
+    assert order_of((4, 65536, 1, 2048), (65536, 1024)) == ((65536, 1, 4), "heads")
+
+
 def test_programs_that_share_rows_rotate_the_same(monkeypatch):
     q, _, cos, sin = inputs("cuda" if torch.cuda.is_available() else "cpu", seq_len=7, rotary_dim=16)
     q = q[:, :, :1]

@@ -121,13 +121,20 @@ def test_transforms(device, transform):
 def test_qk_norm(device, head_dim, axes, layout):
     xs, tables, positions = inputs(device, head_dim, axes, dtype=torch.float32)
     leaves = [t.requires_grad_() for t in (*xs, *(torch.randn(head_dim, device=device) for _ in xs))]
-    ys = apply_qk_norm_rope(*leaves, **tables, positions=positions, axes=axes, layout=layout)
+
+    def function(*leaves):
+        return apply_qk_norm_rope(*leaves, **tables, positions=positions, axes=axes, layout=layout)
+
+    ys = function(*leaves)
     others = apply_qk_norm_rope(*leaves, **gathered(tables, positions, axes), layout=layout)
     cotangents = without_token([torch.randn_like(y) for y in ys], "bshd")
     found, expected = (torch.autograd.grad(y, leaves, cotangents) for y in (ys, others))
     for y, e in zip(ys, without_token([y.clone() for y in others], "bshd"), strict=True):
         assert torch.equal(y, e)
     for f, e in zip(found, (*without_token([*expected[:2]], "bshd"), *expected[2:]), strict=True):
+        torch.testing.assert_close(f, e)
+    _, vjp = torch.func.vjp(function, *(leaf.detach() for leaf in leaves))
+    for f, e in zip(vjp(tuple(cotangents)), found, strict=True):
         torch.testing.assert_close(f, e)
 
 

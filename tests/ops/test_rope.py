@@ -180,14 +180,16 @@ def test_an_unused_output_costs_no_gradient(device):
 
 @pytest.mark.parametrize("inplace", [False, True])
 def test_only_what_depends_on_a_leaf_requires_grad(device, inplace):
-    q, k, cos, sin = inputs(SHAPES[0], device)
-    leaf = k.clone().requires_grad_()
-    rotated_q, rotated_k = ropelab.apply_rope(q, leaf * 1, cos=cos, sin=sin, inplace=inplace)
-    assert not rotated_q.requires_grad and rotated_k.requires_grad
-    g = torch.randn_like(k)
-    (grad,) = torch.autograd.grad(rotated_k, leaf, g)
-    assert_rotated(grad, g, cos, sin, layout="split_half", inverse=True)
-    rotated_q, _ = ropelab.apply_rope(q, k, cos=cos.clone().requires_grad_(), sin=sin)
+    *xs, cos, sin = inputs(SHAPES[0], device)
+    for trained in range(2):
+        leaf = xs[trained].clone().requires_grad_()
+        given = [leaf * 1 if i == trained else x.clone() for i, x in enumerate(xs)]
+        rotated = ropelab.apply_rope(*given, cos=cos, sin=sin, inplace=inplace)
+        assert [y.requires_grad for y in rotated] == [trained == 0, trained == 1]
+        g = torch.randn_like(leaf)
+        (grad,) = torch.autograd.grad(rotated[trained], leaf, g)
+        assert_rotated(grad, g, cos, sin, layout="split_half", inverse=True)
+    rotated_q, _ = ropelab.apply_rope(*xs, cos=cos.clone().requires_grad_(), sin=sin)
     assert rotated_q.requires_grad
 
 

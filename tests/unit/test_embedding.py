@@ -131,6 +131,19 @@ def test_positions_along_several_axes(qk, seq_format):
     )
 
 
+@on_cpu
+def test_modules_with_the_same_frequencies_read_their_own_axes(qk):
+    q, _ = qk
+    positions = torch.randint(0, 700, (3, 2, 9))
+    configs = [
+        HEADS | {"rope_scaling": {"type": "mrope", "mrope_section": section}} for section in ([2, 3, 3], [3, 3, 2])
+    ]
+    modules = [RotaryEmbedding.from_config(config) for config in configs]  # alive, so tables that serve both are shared
+    for module, config in zip(modules, configs, strict=True):
+        cos, sin = rope_from_config(config).tables(700, positions)
+        assert torch.equal(module(q, positions=positions, seq_len=700), ropelab.apply_rope(q, cos=cos, sin=sin))
+
+
 @pytest.mark.parametrize("change", [
     lambda m: m.half(), lambda m: m.to(torch.bfloat16), lambda m: m.double(),
     lambda m: m.to("meta").to_empty(device="cpu"),
