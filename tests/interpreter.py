@@ -3,6 +3,8 @@
 Kernels compute the same bits in less time. A kernel promises the compiler that numbers are multiples, or adjacent. The
 interpreter needs no such hints and ignores them. A GPU faults after a wrong hint, or reads other elements. A GPU also
 faults at some addresses outside of the tensors of a launch, where the interpreter reads whatever is there.
+
+As a plugin of pytest it does so for all tests; a lane with ``-p no:tests.interpreter`` has the interpreter as it is.
 """
 
 from collections.abc import Iterator
@@ -17,6 +19,11 @@ from triton._utils import validate_block_shape
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+def pytest_configure(config) -> None:
+    """Make the interpreter of the tests faster."""
+    hasten()
 
 
 def hasten() -> None:

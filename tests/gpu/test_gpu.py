@@ -69,6 +69,7 @@ def test_more_tokens_or_batches_than_a_short_grid_axis_holds(batch, seq_len, seq
     assert torch.equal(actual.cpu(), expected)
 
 
+@pytest.mark.process
 @layouts
 def test_offsets_beyond_32_bits(layout):
     """The last tokens of 2^31 + elements, against the same tokens rotated by themselves."""
@@ -82,6 +83,7 @@ def test_offsets_beyond_32_bits(layout):
     assert torch.equal(actual[:, -8:], expected)
 
 
+@pytest.mark.process
 def test_offsets_beyond_32_bits_of_packed_tokens():
     """Both halves of 2^31 + elements are packed sequences, so equal numbers must become equal."""
     tokens, heads, head_dim = 2**19 + 64, 32, 128

@@ -975,6 +975,7 @@ def test_the_memory_that_a_step_needs_more():
     assert evidence.memory_sentence(frame).startswith("ropelab's rotation adds at most 0.50 GiB")
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_a_step_of_each_model():
     """Each published size in each way, once; a model of a package that is missing is left out."""

@@ -387,6 +387,7 @@ def test_after_the_merge_the_gate_opens_for_no_caller_and_ours_for_all(published
     assert (merged["sum"], ours["sum"], ours["size"]) == (0, 3, 3)
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.peers
 def test_the_gpu_evidence_runs():

@@ -468,6 +468,7 @@ def test_the_warning_is_given_again():
             lowering._warn_complex_not_supported()
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_the_gpu_evidence_runs():
     torch.use_deterministic_algorithms(False)  # which would fill fresh memory, in launches of its own

@@ -115,6 +115,7 @@ def test_the_studies_time_and_compare(on_cpu):
     assert frame.same_bits.all() and frame.chosen.sum() == 1 and set(frame.kind) == {"flat", "whole"}
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_the_studies_run():
     for study, functions in ((model_heads.model_heads, ("ropelab",)), (tile_regret.tile_regret, ())):

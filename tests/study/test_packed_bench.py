@@ -373,6 +373,7 @@ def test_liger_itself_writes_beside_the_tensor():
 # --------------------------------------------------------------------------------------------------- on a GPU
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.parametrize("study", ["formats", "packed", "few_tokens", "qk_norm", "memory", "tiles"])
 def test_studies_run(study):

@@ -353,6 +353,7 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch):
             study(smoke=True)
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.parametrize("study", studies.STUDIES)
 def test_the_studies_run_on_a_gpu(study):

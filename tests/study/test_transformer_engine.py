@@ -448,6 +448,7 @@ def test_times_need_a_gpu(study):
         studies.STUDIES[study](smoke=True)
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.parametrize("study", studies.STUDIES)
 def test_the_studies_run(study):

@@ -13,7 +13,7 @@ from ropelab.bench.workloads import Workload
 
 
 def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    rope = _module(version).RotaryEmbedding(workload.rotary_dim, cache_max_seq_len=workload.seq_len).to(cos.device)
+    rope = module(version).RotaryEmbedding(workload.rotary_dim, cache_max_seq_len=workload.seq_len).to(cos.device)
     fmt, offset = workload.seq_format, workload.first_position
 
     def one(x):
@@ -23,7 +23,7 @@ def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: s
 
 
 @cache
-def _module(version: str) -> ModuleType:
+def module(version: str) -> ModuleType:
     with mock.patch.dict(sys.modules, _einops()):
         return packages.load_file("rotary-embedding-torch", version, "rotary_embedding_torch/rotary_embedding_torch.py")
 
