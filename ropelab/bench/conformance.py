@@ -119,7 +119,7 @@ def held(contender: Contender, *, laws: Iterable[str] | None = None, device: str
     skip = contender.not_claimed
     skip += contender.not_interpreted if contender.triton and not device.startswith("cuda") else ()
     report = verify(contender.function, contender.convention, laws=laws, skip=skip, device=device, dtype=dtype,
-                    diagnose=False, **contender.options)  # fmt: skip
+                    **contender.options)  # fmt: skip
     return _table(contender, device, dtype, _rows(report))
 
 

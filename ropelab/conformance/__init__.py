@@ -1,8 +1,7 @@
-"""Decide whether an implementation of rotary position embedding is right, and if not, which fault it has.
+"""Decide whether an implementation of rotary position embedding is right, and if not, by which call it is wrong.
 
 A function is held to laws: properties that every right rotation has. A function keeps a law or breaks it. A broken law
-comes with a counterexample, and the catalogue of faults gives the diagnosis. To check means, as everywhere in ropelab,
-to raise an error for an invalid argument.
+comes with a counterexample. To check means, as everywhere in ropelab, to raise an error for an invalid argument.
 
 Reading order:
 
@@ -16,11 +15,8 @@ Reading order:
 - `verify`: holds a function to laws. `where` describes wrong elements.
 - `result`, `words`, `report`: the outcome of one law, a broken law in words, the outcome of all laws. `summary`
   writes one screen, and `markdown` the text of an issue; ``report.schema.json`` describes the report as JSON.
-- `faults/`: the catalogue of faults.
-- `probes`, `diagnose`: find the known faults that explain a wrong function.
-- `identify/`: measures a wrong function, and describes the deviations from the definition.
-- `circumstances`: calls under autocast, with TF32 and after a longer sequence, for the laws, `probes` and `identify/`.
-- `cache/`: the same for operators that rotate and write a paged cache: cases, conventions, laws, faults, diagnosis.
+- `cache/`: the same for operators that rotate and write a paged cache: cases, conventions, laws.
+- `angles`: recovers positions and frequencies from measured cosines and sines, for `models/` and `configuration/`.
 - `configuration/`: holds frequencies, tables or a rotation to the configuration of a model.
 - `testing`: the laws as a test for pytest.
 - `cli`, `process`, `child`, `destination`: the command ``ropelab verify``, which runs the function in a new process.

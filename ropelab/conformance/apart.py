@@ -18,23 +18,15 @@ class ProcessEnd:
 
     Attributes:
         results: law -> `Result.as_dict`, with the key ``words`` added: the failure in words, empty for other laws.
-        stopped: why the run ended before the last law, in the diagnosis or in the identification; empty if it did not.
+        stopped: why the run ended before the last law; empty if it did not.
         refused: why the function could not be called at all, for a reason outside of the function; empty if it could.
         about: the declaration, name by name.
-        diagnosis: a line for each fault that explains the failures.
-        diagnosis_words: the diagnosis as the report prints it; empty if the run ended before it.
-        identification: `Identification.as_dict`; None for a right function, and if the run ended before it.
-        identification_words: the identification as the report prints it; empty if there is none.
     """
 
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     stopped: str = ""
     refused: str = ""
     about: dict[str, Any] = field(default_factory=dict)
-    diagnosis: list[str] = field(default_factory=list)
-    diagnosis_words: str = ""
-    identification: dict[str, Any] | None = None
-    identification_words: str = ""
 
     @property
     def failed(self) -> list[str]:
@@ -51,7 +43,7 @@ class ProcessEnd:
         """Return the findings in the format of `Report.as_dict`."""
         stopped = self.stopped or self.refused
         results = [{key: value for key, value in result.items() if key != "words"} for result in self.results.values()]
-        return as_dict(self.verdict, self.about, results, self.diagnosis, stopped, self.identification)
+        return as_dict(self.verdict, self.about, results, stopped)
 
     def to_json(self) -> str:
         """Return `as_dict` as JSON."""
@@ -75,7 +67,7 @@ def hold_apart(
         target: ``"package.module:function"``.
         declared: the arguments of `declare`, with the name of the dtype.
         law_names: the names of the laws of that declaration; the run is complete if all of them have a result.
-        limits: the limits of import, laws, diagnosis and identification together.
+        limits: the limits of import and laws together.
         tell: called about every half second with the step that has begun and the number of laws with a result.
 
     Raises:
@@ -96,10 +88,6 @@ def hold_apart(
             outcome.results[value["law"]] = value
         elif kind == "refused":
             outcome.refused = value
-        elif kind == "diagnosis":
-            outcome.diagnosis, outcome.diagnosis_words = value["diagnosis"], value["words"]
-        elif kind == "identification":
-            outcome.identification, outcome.identification_words = value["found"], value["words"]
         complete = kind == "done" and outcome.results.keys() == set(law_names)
     if not complete and not outcome.refused:
         outcome.stopped = done.ended

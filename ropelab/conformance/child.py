@@ -21,10 +21,9 @@ from typing import Any
 
 from ropelab.arguments import shown
 from ropelab.conformance.declared import DTYPES, check_device, declare
-from ropelab.conformance.report import diagnosis, identification
 from ropelab.conformance.result import Result
 from ropelab.conformance.surroundings import Surroundings
-from ropelab.conformance.verify import check_function, judge, measurable, measure
+from ropelab.conformance.verify import check_function, judge
 from ropelab.conformance.words import failure, said
 
 REQUEST, NOTES = "request.json", "notes"
@@ -111,12 +110,7 @@ def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
         check_function(function, declaration.convention)
     except TypeError as reason:
         raise Unusable(f"target: expected package.module:function, got {target} ({reason})") from None
-    report = judge(function, declaration, surroundings, begun=notes.begun, found=notes.result)
-    notes.write("diagnosis", {"diagnosis": [str(fault) for fault in report.diagnosis], "words": diagnosis(report)})
-    if measurable(report, declaration):
-        notes.begun("the identification")
-        found = measure(function, declaration, surroundings, report)
-        notes.write("identification", {"found": found.as_dict(), "words": identification(found)})
+    judge(function, declaration, surroundings, begun=notes.begun, found=notes.result)
 
 
 def hold_model(notes: Notes, target: str) -> None:

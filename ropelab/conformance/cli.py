@@ -82,7 +82,6 @@ def verify(
         str | None, typer.Option(help="Numbers of tokens beyond which a function has another path.")
     ] = None,
     arrays: Annotated[str, typer.Option(help="torch; jax or numpy for a function of their arrays.")] = "torch",
-    thorough: Annotated[bool, typer.Option("--thorough", help="Search longer for what a wrong function does.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print each law, and each counterexample.")] = False,
     timeout: TIMEOUT = Limits.seconds,
     memory: MEMORY = Limits.gibibytes,
@@ -120,7 +119,7 @@ def verify(
         "maths": maths, "columns": columns, "inplace": inplace, "once_differentiable": once,
         "norm_last": norm_last, "norm_across": norm_across, "table_free": table_free,
         "rotary_dim": rotary_dim, "head_dim": head_dim, "q_heads": q_heads, "k_heads": k_heads, "base": base,
-        "device": device, "laws": law, "skip": skip or [], "thorough": thorough, "arrays": arrays,
+        "device": device, "laws": law, "skip": skip or [], "arrays": arrays,
     }  # fmt: skip
     if sizes is not None:
         declared["token_counts"] = _token_counts("sizes", sizes)
@@ -317,8 +316,6 @@ def _show(console: Console, target: str, outcome: ProcessEnd, asked: int, verbos
     elif outcome.failed:
         results = [outcome.results[law] for law in outcome.failed]
         parts = ["\n".join(filter(None, (result["words"], result["traceback"]))) for result in results]
-        parts.append(outcome.diagnosis_words or f"Diagnosis: none, because {outcome.stopped}.")
-        parts += filter(None, [outcome.identification_words])
         console.print(Text("\n" + "\n\n".join(parts)), soft_wrap=True)
     notes = [f"  - {law}: {found['message']}" for law, found in outcome.results.items() if found["status"] == "note"]
     if notes:

@@ -43,7 +43,6 @@ class Declaration:
         about: the claims for the report, name by name.
         claims: the claims as fields of `Subject`.
         kept: the first contents of the subject's ``state``.
-        thorough: whether the search for what a wrong function does may take long.
         strict: whether the author declared the arithmetic, so that any other rounding breaks a law.
         arrays: whose arrays the function takes, one of ``ARRAYS``.
     """
@@ -54,7 +53,6 @@ class Declaration:
     about: dict[str, Any]
     claims: dict[str, Any]
     kept: dict[str, Any] = field(default_factory=dict)
-    thorough: bool = False
     strict: bool = False
     arrays: str = "torch"
 
@@ -102,7 +100,6 @@ def declare(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     token_counts: Sequence[int] = Sizes.token_counts,
-    thorough: bool = False,
     arrays: str = "torch",
 ) -> Declaration:
     """Return the declaration of a function. It needs neither the function nor the device.
@@ -135,7 +132,6 @@ def declare(
         dtype: the dtype of the tensors of most laws. Laws about dtypes use other dtypes as well.
         token_counts: numbers of tokens beyond which the function may take another path, such as the thresholds of a
             dispatch. The law ``token_counts`` compares some tokens of a call with one token more.
-        thorough: whether the search for what a wrong function does may take long.
         arrays: ``"jax"`` or ``"numpy"`` for a function that gets and returns arrays of JAX or of NumPy. A function of
             NumPy has no gradients.
 
@@ -163,7 +159,7 @@ def declare(
     if inplace and kind.in_place is False:
         raise ValueError(f"inplace: expected False for {convention}, which cannot express it, got {inplace}")
     variants = {"norm_last": norm_last, "norm_across": norm_across, "table_free": table_free}
-    flags = {"inplace": inplace, "once_differentiable": once_differentiable, "thorough": thorough} | variants
+    flags = {"inplace": inplace, "once_differentiable": once_differentiable} | variants
     for name, value in flags.items():
         flag(name, value)
     for name, value in variants.items():
@@ -192,7 +188,7 @@ def declare(
         claims, about = claims | variants, about | variants
     kept = {} if columns is None else {"columns": _one_of("columns", columns, kind.columns)}
     return Declaration(
-        convention, chosen, sizes, about, claims, kept, thorough, maths is not None, _arrays(arrays, kind.in_place)
+        convention, chosen, sizes, about, claims, kept, maths is not None, _arrays(arrays, kind.in_place)
     )
 
 

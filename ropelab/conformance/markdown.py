@@ -40,7 +40,6 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     if found["stopped"]:
         yield f"The run ended early: {_plain(found['stopped'])}.\n"
-    yield from _identified(found["identification"])
     if broken:
         yield "**Broken laws**, each with its smallest counterexample:\n"
         yield from ("| law | says | expected | actual | allowed | at |", "|---|---|---|---|---|---|")
@@ -50,36 +49,10 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield "**To note**, though no documented call has a wrong result:\n"
         yield from (f"- `{result['law']}`: {_plain(result['message'])}" for result in notes)
         yield ""
-    if found["diagnosis"]:
-        yield "**Known faults** that do the same on these inputs:\n"
-        yield from (f"- {_plain(line)}" for line in found["diagnosis"])
-        yield ""
     language, call = ("sh", _command(about)) if ":" in about["function"] else ("python", _call(about))
     yield from ("**To repeat this:**\n", f"```{language}", call, "```", "")
     versions = ", ".join(f"{package} {version}" for package, version in found["versions"].items())
     yield f"Measured with {versions}. Each bound is derived from the dtype and the declared order of operations."
-
-
-def _identified(measured: Mapping[str, Any] | None) -> Iterator[str]:
-    if measured is None:
-        return
-    if not measured["proven"] and not measured["unexplained"] and not measured["facts"]:
-        return  # the measured answers do not show the failure
-    if not measured["proven"]:
-        shown = "no description reproduces all answers of the function"
-        yield f"**Measured:** {shown if measured['unexplained'] else 'the answers do not show the failure'}.\n"
-        yield from (f"- {_plain(line)}" for line in (*measured["facts"], *measured["unexplained"]))
-        yield ""
-    else:
-        yield "**What the function does**, measured from its answers, and confirmed on fresh inputs:\n"
-        for deviation in measured["deviations"]:
-            yield f"- {_plain(deviation['words'])}. The definition says: {_plain(deviation['breaks'])}."
-        yield from (f"- {_plain(name)} is right." for name in measured["right"])
-        yield ""
-        if measured["example"]:
-            yield f"**Smallest example found:** {_plain(measured['example'])}.\n"
-        if measured["repair"]:
-            yield f"**What repairs it** (tried, and held to the laws): {_plain(measured['repair'])}.\n"
 
 
 def _row(result: Mapping[str, Any]) -> str:
@@ -111,7 +84,7 @@ def _claims(about: Mapping[str, str]) -> dict[str, str]:
     """Return the claims that are no defaults."""
     plain = {name: value.removeprefix("torch.") for name, value in about.items()}
     kept = {name: value for name, value in plain.items() if value not in ("None", "False", DEFAULTS.get(name))}
-    return {name: value for name, value in kept.items() if name not in ("function", "laws", "skip", "thorough")}
+    return {name: value for name, value in kept.items() if name not in ("function", "laws", "skip")}
 
 
 def _command(about: Mapping[str, str]) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 
 from ropelab import __version__
-from ropelab.conformance.identify import Identification
 from ropelab.conformance.markdown import markdown
 from ropelab.conformance.result import Result
 from ropelab.conformance.words import failure
@@ -23,7 +21,7 @@ VERDICTS = ("right", "wrong", "not judged")
 the definition or the run ended before the last law."""
 
 
-FORMAT = 1
+FORMAT = 2
 """The version of the format of a report as JSON. A new key keeps the version; a key that changes or goes raises it."""
 
 
@@ -38,27 +36,13 @@ class Report:
     Attributes:
         about: the declaration of the function, name by name.
         results: the result of each law, in the order of `LAWS`.
-        diagnosis: the faults of the catalogue that explain the failures, the best explanation first.
-        history: which calls change the results of later calls, in words.
-        measuring: measures the deviations of the function; None if nobody wants to know them.
     """
 
     about: dict[str, Any]
     results: tuple[Result, ...]
-    diagnosis: tuple[Any, ...] = field(default=())
-    history: tuple[str, ...] = field(default=())
-    measuring: Callable[[], Identification] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return text(self)
-
-    @cached_property
-    def identification(self) -> Identification | None:
-        """The measured deviations of a wrong function; None if it is not wrong or nobody wants to know.
-
-        The first use of the attribute calls the function many times, for at most 10 s of CPU time.
-        """
-        return self.measuring() if self.failed and self.measuring is not None else None
 
     @property
     def verdict(self) -> str:
@@ -84,9 +68,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the numbers in the tensors, in the format of ``report.schema.json``."""
-        results = [result.as_dict() for result in self.results]
-        measured = None if self.identification is None else self.identification.as_dict()
-        return as_dict(self.verdict, self.about, results, list(map(str, self.diagnosis)), identification=measured)
+        return as_dict(self.verdict, self.about, [result.as_dict() for result in self.results])
 
     def to_json(self) -> str:
         """Return `as_dict` as JSON."""
@@ -118,9 +100,7 @@ def as_dict(
     verdict: str,
     about: Mapping[str, Any],
     results: Sequence[Mapping[str, Any]],
-    diagnosis: Sequence[str],
     stopped: str = "",
-    identification: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return a report in the format of ``report.schema.json``, a JSON Schema beside this file.
 
@@ -128,14 +108,12 @@ def as_dict(
         verdict: one of ``VERDICTS``.
         about: the declaration of the function, name by name.
         results: `Result.as_dict` of each law.
-        diagnosis: a line for each fault.
         stopped: why the run ended early; empty if it did not.
-        identification: `Identification.as_dict`; None if the function was not measured.
     """
     found: dict[str, Any] = {"format": FORMAT, "versions": versions()}
     found |= {"passed": verdict == "right", "verdict": verdict, "stopped": stopped}
     found |= {"about": {name: str(value) for name, value in about.items()}}
-    return found | {"results": list(results), "diagnosis": list(diagnosis), "identification": identification}
+    return found | {"results": list(results), "screen": None, "diagnosis": [], "identification": None}
 
 
 def versions(*others: str) -> dict[str, str]:
@@ -145,13 +123,12 @@ def versions(*others: str) -> dict[str, str]:
 
 
 def text(report: Report) -> str:
-    """Return every law that does not hold, with its counterexample, and the diagnosis: plain text, several lines."""
+    """Return every law that does not hold, with its counterexample: plain text, several lines."""
     if report.passed:
         return f"{sum(result.status == 'pass' for result in report.results)} laws hold"
     if report.verdict == "not judged":
         return f"nothing was compared with the definition: {why_not_judged([r.as_dict() for r in report.results])}"
-    measured = () if report.identification is None else (identification(report.identification),)
-    return "\n\n".join((*(failure(r) for r in report.results if r.failed), diagnosis(report), *measured))
+    return "\n\n".join(failure(result) for result in report.results if result.failed)
 
 
 def why_not_judged(results: Sequence[Mapping[str, Any]]) -> str:
@@ -164,22 +141,3 @@ def why_not_judged(results: Sequence[Mapping[str, Any]]) -> str:
     done = f"functions that do not rotate keep these laws, too: {', '.join(held)}" if held else ""
     reasons = [result["message"] for result in results if result["status"] == "not applicable"]
     return "; ".join(filter(None, (*reasons[:1], done)))
-
-
-def diagnosis(report: Report) -> str:
-    """Return the faults of the catalogue that explain the failures, in a line each."""
-    if not report.diagnosis:
-        return "Diagnosis: no fault of the catalogue does the same on these inputs."
-    lines = (f"  - {line}" for line in report.diagnosis)
-    return "\n".join(("Diagnosis: on these inputs it does what these known faults do:", *lines))
-
-
-def identification(found: Identification) -> str:
-    """Return the measured deviations of a wrong function, in a line each."""
-    if found.silent:
-        head = "Identification: the measured answers do not show the failure."
-    elif not found.proven:
-        head = "Identification: no description reproduces all answers of the function."
-    else:
-        head = "Identification: on fresh inputs, too, the function does this, within the derived bound:"
-    return "\n".join((head, *(f"  - {line}" for line in found.words())))

@@ -1,10 +1,10 @@
-"""A report on one screen: the verdict, what the function does, the smallest example, and the repair."""
+"""A report on one screen: the first law that does not hold, the smallest example, and an exception."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import dropwhile, islice, takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from ropelab.conformance.words import unequal
 
 FEW = 3
-"""The number of known faults, of facts and of laws that are named."""
+"""The number of laws that are named."""
 LONGEST = 400
 """The number of characters of an exception's message that are told."""
 TORCH = Path(torch.__file__).parent
@@ -29,26 +29,17 @@ def summary(found: Mapping[str, Any]) -> str:
     broken = [result for result in found["results"] if result["status"] in ("fail", "error")]
     if not broken:
         return ""
-    raised = [result for result in broken if result["status"] == "error"]
     parts: list[list[str]] = []
-    measured = found["identification"]
-    if len(raised) < len(broken) or (measured is not None and (measured["proven"] or measured["facts"])):
-        parts.append(list(_does(measured, broken)))
-        faults = found["diagnosis"][:FEW]
-        if faults:
-            parts.append(
-                [
-                    "Known faults with the same answers, though the cause may be another:",
-                    *(f"  - {line}" for line in faults),
-                ]
-            )
-    if raised:
+    if failed := [result for result in broken if result["status"] == "fail"]:
+        shown = next((result for result in failed if result["counterexample"] is not None), failed[0])
+        parts.append([f"The function breaks the law {shown['law']}: {shown['statement']}", *_counterexample(shown)])
+    if raised := [result for result in broken if result["status"] == "error"]:
         told = list(_raised(raised[0]["traceback"])) or [raised[0]["message"]]
         parts.append([f"It raises, during the law {raised[0]['law']}:", *told])
     names = [result["law"] for result in broken]
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     parts.append([f"Broken: {', '.join(names[:FEW])}{more}; -v shows each with its counterexample."])
-    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+    return "\n\n".join("\n".join(lines) for lines in parts)
 
 
 def _raised(traceback: str) -> Iterator[str]:
@@ -74,35 +65,13 @@ def _owned(file: Path) -> int:
     return 2 - any(part in ("site-packages", "dist-packages") for part in file.parts)
 
 
-def _does(measured: Mapping[str, Any] | None, broken: list[Mapping[str, Any]]) -> Iterator[str]:
-    proven = measured is not None and measured["proven"]
-    if measured is not None and proven:
-        yield "The function does this, on fresh inputs as well:"
-        yield from (f"  - {deviation['words']}" for deviation in measured["deviations"])
-        yield from (f"  - {name} is right" for name in measured["right"])
-    elif measured is not None and (measured["facts"] or measured["unexplained"]):
-        yield "No description reproduces all answers of the function. It is known that"
-        lines = [*measured["facts"], *measured["unexplained"]]
-        yield from (f"  - {line}" for line in sorted(lines, key=lambda line: line.endswith(" is right"))[:FEW])
-    else:
-        first = next(result for result in broken if result["status"] == "fail")
-        yield f"The function breaks the law {first['law']}: {first['statement']}"
-    if measured is not None and proven and measured["example"]:
-        yield f"Smallest example: {measured['example']}"
-        silent = (r for r in broken if r["status"] == "fail" and r["counterexample"] is None and r["message"])
-        yield from (f"{r['law']}: {r['message']}" for r in islice(silent, 1))  # no number shows why it does not hold
-    else:
-        yield from _counterexample(next((r for r in broken if r["counterexample"] is not None), broken[0]))
-    if measured is not None and measured["repair"]:
-        yield f"Repair: {measured['repair']}"
-
-
 def _counterexample(result: Mapping[str, Any]) -> Iterator[str]:
     found = result["counterexample"]
     if found is None:
-        yield f"It {result['message']}" if not result["message"] else result["message"]
+        yield result["message"]
         return
     where = ", ".join(f"{axis} {index}" for axis, index in found["where"].items())
     shapes = " and ".join(map(str, found["shapes"]))
     numbers = "{} in place of {}".format(*unequal(float(found["actual"]), float(found["expected"])))
     yield f"Smallest example: {found['what']} at {where} of {shapes}: {numbers}"
+    yield f"Wrong in the first failing call: {found['pattern']}"

@@ -14,18 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ropelab.conformance.cache.diagnose import diagnose as find_cache_faults
-from ropelab.conformance.cache.identify import identify_cache
 from ropelab.conformance.case import Broken, NotApplicable, Noted, Sizes
 from ropelab.conformance.convention import first_parameter
-from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.declared import Declaration, check_device, declare
-from ropelab.conformance.diagnose import SECONDS as DIAGNOSIS_SECONDS
-from ropelab.conformance.diagnose import Diagnosis
-from ropelab.conformance.diagnose import diagnose as find_faults
-from ropelab.conformance.identify import Identification, identify, recalls
-from ropelab.conformance.identify.feature_columns import columns_read
-from ropelab.conformance.identify.repair import Repair
 from ropelab.conformance.law import Comparison, Law
 from ropelab.conformance.report import Report
 from ropelab.conformance.result import Counterexample, Result
@@ -35,8 +26,6 @@ from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.where import pattern
 from ropelab.conformance.words import said
 
-SECONDS, THOROUGH_SECONDS = 10.0, 60.0
-"""The limits of CPU time of an identification, usually and where the declaration asks for a longer search."""
 SHRINK_SECONDS = 1.0
 """The time after which the search for a smaller counterexample to a law ends. It is CPU time of this thread, so that
 other work on the machine cannot end the search early."""
@@ -46,13 +35,9 @@ OTHER_TABLES = "it refuses the usual tables in 16 bits, and takes the other: --m
 """What to note of a function that is right with tables of another dtype than usual in its convention."""
 TAKES_SIZES = "if it takes certain sizes only, --head-dim, --rotary-dim, --q-heads and --k-heads declare them"
 """What to try with a function that raised in every call."""
-REPEATED = Repair("--columns repeated, if the function documents that the two columns of a pair are equal", ())
-"""The repair of a function that reads one of the two columns of a pair, and keeps all other laws."""
 
 
-def verify(
-    function: Callable[..., Any], convention: str, *, shrink: bool = True, diagnose: bool = True, **declared
-) -> Report:
+def verify(function: Callable[..., Any], convention: str, *, shrink: bool = True, **declared) -> Report:
     """Hold ``function`` to the laws of rotary position embedding, in this process.
 
     The command ``ropelab verify`` does the same in a new process, so that a function may crash it or keep it busy.
@@ -62,8 +47,6 @@ def verify(
             may raise NotImplementedError for a call that it does not offer.
         convention: how the function is called, a name of ``CONVENTIONS`` or ``CACHE_CONVENTIONS``.
         shrink: look for a smaller counterexample if a law does not hold.
-        diagnose: look for the fault in the catalogue if a law does not hold, and let the report measure what the
-            function does when somebody asks for its ``identification``.
         declared: the claims that the laws hold the function to: the other arguments of `declare`.
 
     Returns:
@@ -76,11 +59,7 @@ def verify(
     declaration = declare(convention, **declared)
     check_device(declaration.about["device"])
     check_function(function, convention)
-    surroundings = Surroundings()
-    report = judge(function, declaration, surroundings, shrink=shrink, diagnose=diagnose)
-    if not (diagnose and measurable(report, declaration)):
-        return report
-    return replace(report, measuring=lambda: measure(function, declaration, surroundings, report))
+    return judge(function, declaration, Surroundings(), shrink=shrink)
 
 
 def check_function(function: Any, convention: str) -> None:
@@ -104,17 +83,16 @@ def judge(
     surroundings: Surroundings,
     *,
     shrink: bool = True,
-    diagnose: bool = True,
     begun: Callable[[str], object] = lambda what: None,
     found: Callable[[Result], object] = lambda result: None,
 ) -> Report:
     """Hold a function to the laws of a declaration.
 
     Args:
-        function, shrink, diagnose: as for `verify`.
+        function, shrink: as for `verify`.
         declaration: the claims about the function.
         surroundings: the global state, recorded before the import of the function if possible.
-        begun: called with ``"the law <name>"`` before each law, then with ``"the diagnosis"``.
+        begun: called with ``"the law <name>"`` before each law.
         found: called with each result, and again if the search finds a smaller counterexample.
     """
 
@@ -128,7 +106,6 @@ def judge(
 
     sizes = declaration.sizes
     with surroundings.ours():
-        history: tuple[str, ...] = ()
         results: list[Result] = []
         for law in declaration.laws:
             begun(f"the law {law.name}")
@@ -137,25 +114,12 @@ def judge(
                 results = [hold(law, fresh, sizes, shrink, found, strict=declaration.strict)]
             lenient = lenient or results[-1].message == ROUNDS_OPERATIONS
             narrow = narrow != (results[-1].message == OTHER_TABLES)
-            alone = len(declaration.laws) == 1 and results[0].status != "fail"  # nothing is left to diagnose
-            if len(results) == 1 and diagnose and not declaration.writes_cache and not alone:
-                begun("the calls after the first law")
-                history = recalls(fresh, sizes)
         if not surroundings.returned:  # so nothing is known of its rotation
             results = [_unjudged(result) for result in results]
             for result in results:
                 found(result)
-        diagnosis: tuple[Diagnosis, ...] = ()
-        if diagnose and any(result.status == "fail" for result in results):  # an exception speaks for itself
-            begun("the diagnosis")
-            counterexamples = [result.counterexample for result in results if result.counterexample is not None]
-            if declaration.writes_cache:
-                diagnosis = tuple(find_cache_faults(fresh(), sizes))
-            else:
-                seconds = THOROUGH_SECONDS if declaration.thorough else DIAGNOSIS_SECONDS
-                diagnosis = tuple(find_faults(fresh(), counterexamples, sizes=sizes, seconds=seconds))
     about = {"function": getattr(function, "__qualname__", function), **declaration.about, **form}
-    return Report(about, tuple(results), diagnosis, history)
+    return Report(about, tuple(results))
 
 
 def _other_form(subject: Any, sizes: Sizes) -> dict[str, Any]:
@@ -177,48 +141,6 @@ def _unjudged(result: Result) -> Result:
     calls = [line for line in result.traceback.splitlines() if line.startswith("The call: ")]
     message = "; ".join(("no call of the function returned", f"it raised {result.message}", *calls[-1:], TAKES_SIZES))
     return replace(result, status="not applicable", violation=0.0, message=message)
-
-
-def measurable(report: Report, declaration: Declaration) -> bool:
-    """Return whether a report says that the function is wrong, and calls of it have results that can be measured."""
-    failed = [result.status for result in report.results if result.failed]
-    return bool(failed) and (declaration.writes_cache or set(failed) != {"error"})
-
-
-def measure(
-    function: Callable[..., Any], declaration: Declaration, surroundings: Surroundings, report: Report
-) -> Identification:
-    """Return the measured deviations of a function that broke a law, as ``report`` says.
-
-    `judge` describes the other arguments.
-
-    The command ``ropelab verify`` measures a wrong function after the laws; a report of `verify` does so when its
-    ``identification`` is used.
-    """
-    said = [result.message for result in report.results]
-    subject = declaration.subject(function, surroundings)
-    subject = replace(subject, lenient=ROUNDS_OPERATIONS in said, narrow=subject.narrow != (OTHER_TABLES in said))
-    if form := {name: report.about[name] for name in report.about.keys() - declaration.about.keys() - {"function"}}:
-        subject = replace(subject, state=subject.state | form)
-    with surroundings.ours():
-        seconds = THOROUGH_SECONDS if declaration.thorough else SECONDS
-        if declaration.writes_cache:
-            return identify_cache(subject, declaration.sizes, seconds)
-        if report.failed == ("feature_columns",):
-            read = columns_read(subject, declaration.sizes)
-            declared = "repeated" in CONVENTIONS[declaration.convention].columns
-            return Identification(read, bool(read), repair=REPEATED if read and declared else None)
-        if report.failed != ("inplace",):
-            failed = tuple(r.counterexample.case for r in report.results if r.counterexample is not None)
-            return identify(subject, declaration.sizes, seconds, report.history, failed)
-        if report["inplace"].counterexample is None:  # the law says what happened
-            return Identification()
-        found = identify(replace(subject, in_place=True), declaration.sizes, seconds)
-        deviations = tuple(replace(d, words=f"{d.words} with inplace=True") for d in found.deviations)
-        facts, unexplained = (
-            tuple(f"with inplace=True: {x}" for x in lines) for lines in (found.facts, found.unexplained)
-        )
-        return replace(found, deviations=deviations, facts=facts, unexplained=unexplained, repair=None)
 
 
 def hold(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from ropelab.conformance.case import Case
@@ -22,6 +23,14 @@ def said(error: BaseException) -> str:
     except Exception:
         message = "(its message cannot be read)"
     return f"{type(error).__name__}: {message[:LONGEST]}".removesuffix(": ")
+
+
+def listed(numbers: np.ndarray) -> str:
+    """Return numbers one after another; a run of more than three as its first and its last."""
+    numbers = numbers.reshape(-1)
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    told = [text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 3 else map(str, run.tolist()))]
+    return ", ".join(told[:9]) + (", ..." if len(told) > 9 else "")
 
 
 def unequal(one: float, other: float) -> tuple[str, str]:

@@ -40,7 +40,7 @@ NOT_CLAIMED = ("empty", "large_positions", "compile")
 def test_the_laws_hold(encoder_class, impl):
     report = conformance.verify(
         lambda head_dim: QAndK(head_dim, encoder_class, impl), "module", seq_format="bshd", layout=LAYOUTS[impl],
-        maths="wide", skip=NOT_CLAIMED, shrink=False, diagnose=False,
+        maths="wide", skip=NOT_CLAIMED, shrink=False,
     )  # fmt: skip
     assert not report.failed, conformance.report.text(report)
     assert report.passed

@@ -413,7 +413,7 @@ def interleaved(q, k, cos, sin, unsqueeze_dim=1):
     ],
 )
 def test_laws_in_other_configurations(function, options, torch_backend):
-    report = verify(function, "huggingface", diagnose=False, skip=("large_positions",), **options)
+    report = verify(function, "huggingface", skip=("large_positions",), **options)
     assert report.passed, text(report)
 
 

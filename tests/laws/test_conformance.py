@@ -12,7 +12,6 @@ import ropelab
 from ropelab.bench import packages
 from ropelab.conformance import CONVENTIONS, LAWS, ConformanceError, Subject, pytest_laws, verify
 from ropelab.conformance.case import Case, NotApplicable, Sizes
-from ropelab.conformance.faults import correct
 from ropelab.conformance.law import Comparison
 from ropelab.conformance.laws.robustness import _beyond_int32
 from ropelab.conformance.report import text
@@ -21,6 +20,7 @@ from ropelab.conformance.verify import hold
 from ropelab.conformance.where import pattern
 from ropelab.interop import megatron
 from ropelab.kernels import INTERPRETED
+from ropelab.study.faults import correct
 from tests.conftest import HAS_GPU
 
 SLOW = ("compile", "large_positions", "determinism")
@@ -28,13 +28,13 @@ SLOW = ("compile", "large_positions", "determinism")
 
 
 def assert_conforms(function, convention, **options):
-    report = verify(function, convention, diagnose=False, **options)
+    report = verify(function, convention, **options)
     assert report.passed, text(report)
     return report
 
 
 def assert_keeps(law, function, convention, **options):
-    report = verify(function, convention, laws=[law], diagnose=False, **options)
+    report = verify(function, convention, laws=[law], **options)
     assert report[law].status == "pass", text(report)
 
 
@@ -191,7 +191,7 @@ def llama(xq, xk, freqs_cis):
 
 
 def test_complex_multiplication():
-    report = verify(llama, "complex", diagnose=False)
+    report = verify(llama, "complex")
     assert report.passed and report["empty"].status == "note"  # reshape(..., -1, 2) of no elements raises
     assert "refuses inputs at every second feature" in report["strides"].message
 
@@ -210,7 +210,7 @@ def nanochat(q, k, cos, sin, unsqueeze_dim=1):
 def test_the_other_sign_is_right_if_declared_and_seen_by_the_definition_alone_if_not():
     assert_conforms(nanochat, "huggingface", sign="reversed", columns="repeated")
     # `extents` and `token_counts` compare with the definition too, in other sizes.
-    failed = verify(nanochat, "huggingface", columns="repeated", diagnose=False).failed
+    failed = verify(nanochat, "huggingface", columns="repeated").failed
     assert failed == ("definition", "rounding", "extents", "token_counts")
 
 
@@ -218,7 +218,7 @@ def test_the_other_sign_is_right_if_declared_and_seen_by_the_definition_alone_if
 def test_torchembed_0_3_2():
     """The module promises the inputs' dtype, and keeps the promise only where its kernel runs."""
     with packages.imported("torchembed", "0.3.2", "torchembed", "._triton", ".positional") as package:
-        report = verify(package.RotaryEmbedding, "module", seq_format="bhsd", diagnose=False)
+        report = verify(package.RotaryEmbedding, "module", seq_format="bhsd")
     assert report.failed == ("dtype",)
     assert "torch.bfloat16" in report["dtype"].message
 
@@ -257,10 +257,10 @@ def test_the_last_rows_of_tensors_that_are_large_on_a_gpu(convention):
 
 
 def test_what_cannot_be_asked_is_not_applicable_and_never_passed():
-    report = verify(correct.Module, "module", diagnose=False, skip=SLOW)
+    report = verify(correct.Module, "module", skip=SLOW)
     for law in ("offsets", "decode", "packed", "zero_length", "context_parallel", "positions_per_batch", "tail"):
         assert report[law].status == "not applicable" and report[law].message
-    report = verify(lambda t, freqs: correct.transformer_engine(t, freqs), "transformer_engine", diagnose=False)
+    report = verify(lambda t, freqs: correct.transformer_engine(t, freqs), "transformer_engine")
     assert report.passed and report["packed"].message.endswith("no argument 'tensor_format'")
     assert not verify(correct.Module, "module", laws=["packed"]).passed  # nothing was verified
 
@@ -272,7 +272,7 @@ def sine_of_the_last_head_lost(x, cos, sin):
 
 
 def test_a_failure_says_which_element_of_which_smallest_input():
-    result = verify(sine_of_the_last_head_lost, "flash_attn", laws=["definition"], diagnose=False)["definition"]
+    result = verify(sine_of_the_last_head_lost, "flash_attn", laws=["definition"])["definition"]
     found = result.counterexample
     assert found.sizes == Sizes(batch=1, tokens=2, q_heads=1, k_heads=1, head_dim=4, rotary_dim=2)
     assert found.where == {"batch": 0, "token": 1, "head": 0, "feature": 1}
@@ -283,7 +283,7 @@ def test_a_failure_says_which_element_of_which_smallest_input():
 
 
 def test_the_report_in_words_and_as_json():
-    report = verify(sine_of_the_last_head_lost, "flash_attn", laws=["definition", "packed", "tail"], diagnose=False)
+    report = verify(sine_of_the_last_head_lost, "flash_attn", laws=["definition", "packed", "tail"])
     said = text(report)
     for part in ("definition: Every pair", "batch 0, token 1, head 0, feature 1", "expected", "actual    0", "input "):
         assert part in said
@@ -296,7 +296,7 @@ def test_the_report_in_words_and_as_json():
 
 
 def test_nan_is_the_largest_violation_and_valid_json():
-    report = verify(lambda x, p: x * float("nan"), "plain", laws=["definition"], diagnose=False)
+    report = verify(lambda x, p: x * float("nan"), "plain", laws=["definition"])
     assert report["definition"].violation == float("inf")
     assert json.loads(report.to_json())["results"][0]["counterexample"]["actual"] == "nan"
 
@@ -307,14 +307,14 @@ def test_a_function_that_raises_is_an_error_with_the_line():
             raise KeyError("no such table")
         return x.clone()
 
-    result = verify(raises, "plain", laws=["identity", "definition"], diagnose=False)["definition"]
+    result = verify(raises, "plain", laws=["identity", "definition"])["definition"]
     assert result.status == "error" and result.failed
     assert "KeyError" in result.message and "test_conformance.py" in result.message
 
 
 @pytest.mark.parametrize("returned", [None, 1.0, (torch.ones(2),), torch.ones(2, 3, 4)])
 def test_a_function_that_returns_nonsense_fails(returned):
-    result = verify(lambda x, positions: returned, "plain", laws=["definition"], diagnose=False)["definition"]
+    result = verify(lambda x, positions: returned, "plain", laws=["definition"])["definition"]
     assert result.status == "fail" and "expected" in result.message
 
 
@@ -353,7 +353,7 @@ def test_laws_share_no_state():
         built.append(head_dim)
         return correct.Module(head_dim)
 
-    verify(factory, "module", laws=["definition", "identity"], diagnose=False)
+    verify(factory, "module", laws=["definition", "identity"])
     assert len(built) == 2
 
 
@@ -371,7 +371,7 @@ def test_a_module_that_takes_a_base_or_nothing_takes_no_head_size():
     for base in (10000.0, 500_000.0):
         assert verify(Rotary, "module", base=base, laws=["definition"]).passed
     assert verify(lambda: Rotary(), "module", laws=["definition"]).passed
-    assert not verify(lambda base: Rotary(2 * base), "module", base=500.0, laws=["definition"], diagnose=False).passed
+    assert not verify(lambda base: Rotary(2 * base), "module", base=500.0, laws=["definition"]).passed
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ def test_the_pattern_of_wrong_elements(hit, words):
 
 
 def test_one_line_of_pytest():
-    test = pytest_laws(sine_of_the_last_head_lost, "flash_attn", diagnose=False)
+    test = pytest_laws(sine_of_the_last_head_lost, "flash_attn")
     [mark] = test.pytestmark
     assert mark.args[1] == [law.name for law in LAWS.values() if law.by_default]
     test("tail")
@@ -420,7 +420,7 @@ def test_positions_of_cases():
 
 def test_shrinking_gives_up_in_time(monkeypatch):
     monkeypatch.setattr(sys.modules["ropelab.conformance.verify"], "SHRINK_SECONDS", 0.0)
-    result = verify(sine_of_the_last_head_lost, "flash_attn", laws=["definition"], diagnose=False)["definition"]
+    result = verify(sine_of_the_last_head_lost, "flash_attn", laws=["definition"])["definition"]
     assert result.counterexample.sizes == Sizes()
 
 

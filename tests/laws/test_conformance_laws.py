@@ -10,10 +10,10 @@ import torch
 
 import ropelab
 from ropelab.conformance import LAWS, verify
-from ropelab.conformance.faults import correct
-from ropelab.conformance.faults.correct import deepspeed, flash_attn, huggingface, plain, transformer_engine
 from ropelab.conformance.verify import OTHER_TABLES, ROUNDS_OPERATIONS
 from ropelab.layout.pairing import join, pairs
+from ropelab.study.faults import correct
+from ropelab.study.faults.correct import deepspeed, flash_attn, huggingface, plain, transformer_engine
 
 
 def with_backward(backward):
@@ -204,12 +204,8 @@ def columns_shared(q, k=None, *, cos, sin, rotary_slice=None, **options):
     return correct.ropelab(q, k, cos=cos, sin=sin, rotary_slice=rotary_slice, **options)
 
 
-def test_the_columns_that_serve_both_features_of_a_pair_are_named():
-    found = verify(columns_shared, "ropelab", laws=["feature_columns"]).identification
-    words = (
-        "each input takes cosines from the column of the pair's first feature and sines from the column of the pair's"
-    )
-    assert found.proven and str(found.deviations[0]).startswith(f"{words} second feature"), found.words()
+def test_columns_that_serve_both_features_of_a_pair_are_wrong():
+    assert verify(columns_shared, "ropelab", laws=["definition", "feature_columns"]).failed == ("feature_columns",)
 
 
 def last_head_of_long_calls(x, positions):
@@ -290,8 +286,8 @@ def test_a_call_that_takes_too_long_with_all_heads_has_one_head():
             abs(0)
         return plain(x, positions if x.shape[1] < 16_001 else -positions)
 
-    assert verify(slow, "plain", laws=["token_counts"], diagnose=False, token_counts=[16_000]).failed
-    assert not verify(slow, "plain", laws=["token_counts"], diagnose=False, token_counts=[64]).failed
+    assert verify(slow, "plain", laws=["token_counts"], token_counts=[16_000]).failed
+    assert not verify(slow, "plain", laws=["token_counts"], token_counts=[64]).failed
 
 
 AT_AN_END = {
@@ -320,7 +316,7 @@ def test_every_law_has_a_function_that_breaks_it():
 @pytest.mark.parametrize("law", AT_AN_END)
 def test_a_law_looks_at_the_ends(law):
     convention, function = AT_AN_END[law]
-    assert verify(function, convention, laws=[law], diagnose=False).failed == (law,)
+    assert verify(function, convention, laws=[law]).failed == (law,)
 
 
 @pytest.mark.parametrize("law", NOTED)
@@ -332,14 +328,14 @@ def test_a_function_that_is_right_on_every_documented_call_is_right(law):
 
 
 def test_declared_arithmetic_is_held_to_its_roundings():
-    report = verify(rounds_operations, "flash_attn", maths="wide", laws=["definition", "rounding"], diagnose=False)
+    report = verify(rounds_operations, "flash_attn", maths="wide", laws=["definition", "rounding"])
     assert report.failed == ("rounding",)
 
 
 @pytest.mark.parametrize("law", WRONG)
 def test_law_can_fail(law):
     convention, function, options = WRONG[law]
-    report = verify(function, convention, laws=[law], diagnose=False, **options)
+    report = verify(function, convention, laws=[law], **options)
     assert report.failed == (law,) and not report.passed
     result = report[law]
     assert result.violation > result.bound
@@ -359,10 +355,8 @@ def test_gradients_of_one_input(function, told):
     assert report.failed == ("lone_gradients",) and told in report["lone_gradients"].message
 
 
-def test_what_a_call_in_place_does_is_described():
-    report = verify(inplace_in_turn, "flash_attn", laws=["definition", "inplace"])
-    words = " ".join(report.identification.words())
-    assert report.failed == ("inplace",) and "first members that are already rotated with inplace=True" in words
+def test_a_call_in_place_is_another_call():
+    assert verify(inplace_in_turn, "flash_attn", laws=["definition", "inplace"]).failed == ("inplace",)
 
 
 def rows_of_tables(q, k, cos, sin, unsqueeze_dim=1):
@@ -390,7 +384,7 @@ def test_a_gradient_of_one_table_is_told_apart(factor, said):
     def rope(q, k, cos, sin, unsqueeze_dim=1):
         return huggingface(q, k, cos, SinesTurnedBack.apply(sin, factor), unsqueeze_dim)
 
-    result = verify(rope, "huggingface", laws=["table_gradients"], diagnose=False)["table_gradients"]
+    result = verify(rope, "huggingface", laws=["table_gradients"])["table_gradients"]
     assert result.status == "fail" and result.counterexample.what == f"<sines, their gradient from q, which {said}>"
 
 
@@ -401,12 +395,12 @@ def order_applied_twice(x, positions):
 
 
 def test_positions_come_in_any_order():
-    report = verify(order_applied_twice, "plain", diagnose=False, skip=["compile", "huge"])
+    report = verify(order_applied_twice, "plain", skip=["compile", "huge"])
     assert report.failed == ("definition",) and report["definition"].counterexample.case.positions is not None
 
 
 def test_one_row_of_tables_serves_all_sequences():
-    report = verify(rows_of_tables, "huggingface", laws=["definition"], diagnose=False)
+    report = verify(rows_of_tables, "huggingface", laws=["definition"])
     assert report.failed == ("definition",) and report["definition"].counterexample.case.positions is not None
 
 
@@ -445,12 +439,11 @@ def test_forms_of_a_convention(form):
     convention, right, wrong, options = FORMS[form]
     laws = ["definition", "positions_per_batch", "extents", "decode", "compile", "gradients_reach_inputs"]
     assert verify(right, convention, laws=laws, **options).passed
-    assert "definition" in verify(wrong, convention, laws=laws, diagnose=False, **options).failed
+    assert "definition" in verify(wrong, convention, laws=laws, **options).failed
 
 
 def test_no_warning_of_a_library_reaches_a_report(recwarn):
-    report = verify(lambda x, p: plain(x, p) * torch.nan, "plain", laws=["definition"])
-    report.identification.words()
+    str(verify(lambda x, p: plain(x, p) * torch.nan, "plain", laws=["definition"]))
     assert not recwarn.list
 
 
@@ -460,7 +453,7 @@ def test_the_right_function_keeps_it(law):
     right = {"complex": correct.complex_numbers, "module": correct.Module}.get(convention) or getattr(
         correct, convention
     )
-    assert verify(right, convention, laws=[law], diagnose=False, **WRONG[law][2])[law].status == "pass"
+    assert verify(right, convention, laws=[law], **WRONG[law][2])[law].status == "pass"
 
 
 @pytest.mark.parametrize("layout", ropelab.layout.pairing.LAYOUTS)
@@ -521,17 +514,11 @@ def of_one_column(convention, member, layout):
 )
 def test_half_of_the_columns_is_wrong_unless_declared(convention, layout, member):
     right, narrow = of_one_column(convention, member, layout)
-    options = {"laws": ["definition", "feature_columns", "adjoint"], "diagnose": False}
+    options = {"laws": ["definition", "feature_columns", "adjoint"]}
     options |= {} if "mla" in convention else {"layout": layout}
     assert verify(right, convention, **options)["feature_columns"].status == "pass"
     assert verify(narrow, convention, **options).failed == ("feature_columns",)
     assert verify(narrow, convention, columns="repeated", **options).passed
-
-
-def test_the_repair_of_a_function_that_reads_half_of_the_columns_is_a_declaration():
-    _, narrow = of_one_column("huggingface", 0, "split_half")
-    found = verify(narrow, "huggingface", laws=["definition", "feature_columns"]).identification
-    assert found.proven and "--columns repeated" in found.repair.words
 
 
 @pytest.mark.parametrize("convention, columns", [("flash_attn", "repeated"), ("deepspeed", "pair")])

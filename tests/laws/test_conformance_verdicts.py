@@ -10,10 +10,10 @@ import torch
 
 from ropelab.conformance import Sizes, Subject, conventions, pytest_laws, verify
 from ropelab.conformance.declared import check_device, declare
-from ropelab.conformance.faults import correct
 from ropelab.conformance.law import Comparison
 from ropelab.conformance.report import text
 from ropelab.conformance.surroundings import SETTINGS, Surroundings
+from ropelab.study.faults import correct
 
 FEW = ("definition", "isometry", "adjoint", "rounding")
 
@@ -121,7 +121,7 @@ def test_a_function_that_overwrites_its_inputs_is_held_to_what_it_was_given():
     def zeros(x, positions):
         return x.detach().zero_() * 1
 
-    assert verify(zeros, "plain", laws=["definition"], diagnose=False).failed == ("definition",)
+    assert verify(zeros, "plain", laws=["definition"]).failed == ("definition",)
 
 
 class Buffer:
@@ -137,7 +137,7 @@ class Buffer:
 
 
 def test_a_result_that_the_next_call_overwrites():
-    report = verify(Buffer(), "plain", laws=["definition", "determinism", "batch_independent"], diagnose=False)
+    report = verify(Buffer(), "plain", laws=["definition", "determinism", "batch_independent"])
     assert report.failed == ("determinism",)
     assert "earlier call" in report["determinism"].counterexample.what
 
@@ -152,7 +152,7 @@ def test_results_are_not_compared_with_themselves():
             self.calls += 1
             return super().__call__(x * (1 + 1e-3 * self.calls), positions)
 
-    assert verify(Counting(), "plain", laws=["batch_independent"], diagnose=False).failed == ("batch_independent",)
+    assert verify(Counting(), "plain", laws=["batch_independent"]).failed == ("batch_independent",)
 
 
 # ------------------------------------------------------------------------------------------------- global state
@@ -249,16 +249,16 @@ for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
     del sys.modules[name]
 sys.modules["triton"] = None
 from ropelab.conformance import verify
-from ropelab.conformance.faults import FAULTS, correct
+from ropelab.study.faults import FAULTS, correct
 from ropelab.conformance.laws.numerics import _interpreter_errors
 report = verify(lambda x, p: correct.plain(x, -p), "plain", laws=["definition", "identity"])
 assert report.failed == ("definition",) and _interpreter_errors() == ()
-assert len(FAULTS) > 40 and not any(fault.triton for fault in FAULTS.values()) and report.diagnosis
+assert len(FAULTS) > 40 and not any(fault.triton for fault in FAULTS.values())
 """
 
 
 @pytest.mark.process
-def test_the_laws_and_the_diagnosis_need_no_triton():
+def test_the_laws_and_the_catalogue_need_no_triton():
     done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 

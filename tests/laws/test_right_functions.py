@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ropelab.conformance import verify
-from ropelab.conformance.faults import correct
+from ropelab.study.faults import correct
 
 
 def frequencies(features):
@@ -354,7 +354,7 @@ def both_by_matmul(x, positions):
 
 @pytest.mark.parametrize("function", [angles_by_matmul, both_by_matmul])
 def test_angles_that_follow_autocast_are_wrong(function):
-    assert verify(function, "plain", laws=["definition", "autocast"], diagnose=False).failed == ("autocast",)
+    assert verify(function, "plain", laws=["definition", "autocast"]).failed == ("autocast",)
 
 
 def eight_features(x, positions):
@@ -363,7 +363,7 @@ def eight_features(x, positions):
 
 @pytest.mark.parametrize("declared", [16, 12, 8])
 def test_the_number_of_features_is_the_declared_one(declared):
-    report = verify(eight_features, "plain", rotary_dim=declared, laws=["definition", "extents"], diagnose=False)
+    report = verify(eight_features, "plain", rotary_dim=declared, laws=["definition", "extents"])
     assert report.passed == (declared == 8)
 
 
@@ -377,7 +377,7 @@ class Wrapped(Tables):
 
 
 def test_a_table_that_begins_again_is_wrong():
-    assert verify(Wrapped, "module", diagnose=False, skip=["compile"]).failed == ("large_positions", "token_counts")
+    assert verify(Wrapped, "module", skip=["compile"]).failed == ("large_positions", "token_counts")
 
 
 # ----------------------------------------------------------------------------------- what never returned is not judged
@@ -400,7 +400,7 @@ def test_a_function_that_returned_once_is_wrong_where_it_raises():
             raise ValueError("tokens")
         return polar(x, positions)
 
-    assert verify(once, "plain", diagnose=False, skip=["compile"]).verdict == "wrong"
+    assert verify(once, "plain", skip=["compile"]).verdict == "wrong"
 
 
 @pytest.mark.parametrize("target", [Rotary, Rotary.forward])

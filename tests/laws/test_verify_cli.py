@@ -123,13 +123,6 @@ def daemonizes(x, positions):
 def waits(x, positions):
     daemonizes(x, positions) if not os.path.exists("daemon") and os.fork() == 0 else time.sleep(1000)
 
-def leaves_when_measured(x, positions):
-    frame = sys._getframe()
-    while frame := frame.f_back:
-        if frame.f_code.co_name == "identify":
-            os._exit(0)
-    return wrong(x, positions)
-
 def crashes(x, positions):
     ctypes.string_at(0)
 
@@ -207,10 +200,10 @@ def test_exit_code_1_counterexample_and_json(folder):
     )
     assert result.exit_code == 1
     assert "wrong: 1 of 2 laws does not hold" in result.output
-    for part in ("The function does this", "Smallest example: ", "Known faults", "Broken: identity"):
+    for part in ("The function breaks the law identity", "Smallest example: ", "Broken: identity"):
         assert part in result.output
     result = run("somebodys:wrong", "--convention", "plain", "--law", "identity", "-v")
-    for part in ("identity", "fail", "expected", "actual", "Diagnosis"):
+    for part in ("identity", "fail", "expected", "actual", "pattern"):
         assert part in result.output
     report = json.loads(out.read_text())
     assert [r["status"] for r in report["results"]] == ["pass", "fail"] and report["verdict"] == "wrong"
@@ -218,15 +211,15 @@ def test_exit_code_1_counterexample_and_json(folder):
 
 
 def test_a_law_that_no_number_breaks_says_why(folder):
-    """A result in float32 is right in every number, so the description of its numbers is not the whole verdict."""
+    """A result in float32 is right in every number."""
     result = run("somebodys:in_float32", "--convention", "plain", "--law", "definition", "--law", "dtype")
     said = " ".join(result.output.split())
     assert result.exit_code == 1 and "x: expected torch.bfloat16, the dtype of the inputs, got" in said, said
 
 
-def test_a_function_that_raises_gets_its_traceback_and_no_diagnosis(folder):
+def test_a_function_that_raises_gets_its_traceback(folder):
     result = run("somebodys:raises_for_many", "--convention", "plain", "--law", "definition")
-    assert result.exit_code == 1 and "Known faults" not in result.output
+    assert result.exit_code == 1
     for part in ("somebodys.py", 'raise RuntimeError("no workspace', "The call: float32[1, 3, 1, 2], int64[3]"):
         assert part in result.output
 
@@ -277,7 +270,7 @@ def test_no_way_to_end_the_process_is_a_verdict_and_a_proof_stays_one(outcomes):
         assert EXIT_CODES[outcomes[name].verdict] == 2
     killed = outcomes["wrong_then_killed"]
     assert killed.verdict == "wrong" and killed.failed == ["definition"]
-    assert killed.stopped == "the process was ended by SIGKILL during the calls after the first law"
+    assert killed.stopped == "the process was ended by SIGKILL during the law dtype"
     assert "somebodys" in json.loads(killed.to_json())["about"]["function"]
     assert outcomes["forks"].verdict == "right" and len(outcomes["forks"].results) == 2
     assert not running(int(Path("daemon").read_text()))
@@ -391,14 +384,6 @@ def test_an_unwritable_stdout_is_no_verdict(folder):
 
 
 # ----------------------------------------------------------------------------------------------------- its parts
-
-
-def test_an_identification_that_was_cut_off_says_so(folder):
-    declared = {"convention": "plain", "laws": ["definition"], "dtype": "float32"}
-    outcome = hold_apart("somebodys:leaves_when_measured", declared, ["definition"], Limits())
-    assert outcome.verdict == "wrong" and outcome.identification is None and outcome.diagnosis
-    assert outcome.stopped == "the process ended with exit code 0 during the identification"
-    assert outcome.stopped in _verdict(outcome, asked=1)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")

@@ -15,16 +15,16 @@ from typer.testing import CliRunner  # noqa: E402
 
 from ropelab.conformance import CACHE_CONVENTIONS, CONVENTIONS, verify  # noqa: E402
 from ropelab.conformance.cli import app  # noqa: E402
-from ropelab.conformance.faults import FAULTS, correct  # noqa: E402
 from ropelab.conformance.markdown import markdown  # noqa: E402
 from ropelab.conformance.models.attention_laws import ModelResult  # noqa: E402
 from ropelab.conformance.models.verify_model import FunctionReport, ModelReport  # noqa: E402
+from ropelab.study.faults import FAULTS, correct  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads(files("ropelab.conformance").joinpath("report.schema.json").read_text())
 SCHEMA_OF_MODELS = json.loads(files("ropelab.conformance.models").joinpath("report.schema.json").read_text())
 WRONG = """
-from ropelab.conformance.faults import correct
+from ropelab.study.faults import correct
 
 def wrong(x, positions):
     return correct.plain(x, positions + 1)
@@ -34,10 +34,10 @@ def leaves(x, positions):
     os._exit(3)
 """
 RIGHT = """
-from ropelab.conformance.faults.correct import *
-from ropelab.conformance.faults.correct import complex_numbers as complex
-from ropelab.conformance.faults.correct import ropelab as apply_rope
-from ropelab.conformance.cache.correct import CORRECT
+from ropelab.study.faults.correct import *
+from ropelab.study.faults.correct import complex_numbers as complex
+from ropelab.study.faults.correct import ropelab as apply_rope
+from ropelab.study.faults.correct_operators import CORRECT
 
 globals().update(CORRECT)
 quantize_append = CORRECT["rope_quantize_fp8_append_paged_kv_cache"]
@@ -65,7 +65,6 @@ def test_the_schema_accepts_reports_and_refuses_others():
     for report in reports:
         check.validate(json.loads(report.to_json()))
     found = json.loads(reports[-1].to_json())
-    assert found["identification"]["deviations"][0]["words"] == "each input turns by minus the angle"
     for key in found:
         assert not check.is_valid({k: v for k, v in found.items() if k != key}), key
     assert not check.is_valid(found | {"verdict": "perhaps"})
@@ -78,9 +77,6 @@ def test_every_key_of_a_report_is_described():
     assert found.keys() == SCHEMA["properties"].keys()
     assert found["results"][0].keys() == described["result"]["properties"].keys()
     assert found["results"][0]["counterexample"].keys() == described["counterexample"]["properties"].keys()
-    assert found["identification"].keys() == described["identification"]["properties"].keys()
-    item = described["identification"]["properties"]["deviations"]["items"]
-    assert found["identification"]["deviations"][0].keys() == item["properties"].keys()
 
 
 def model_report(**about):
@@ -139,9 +135,6 @@ def test_the_command_writes_both_formats(tmp_path):
     assert said == markdown(found) + "\n"
     for part in (
         "### `somebodys:wrong` breaks 1 of 1 laws",
-        "- each input takes position + 1 for the position. The definition says: token t",
-        "**Smallest example found:** x [1, 1, 1, 2] for ",
-        "**What repairs it** (tried, and held to the laws): pass positions - 1.",
         "| `definition` |",
         "ropelab verify somebodys:wrong --convention plain\n",
     ):
@@ -165,7 +158,7 @@ def test_markdown_keeps_tables_whole():
             raise ValueError("a | b\n<c>")
         return correct.plain(x, positions)
 
-    said = verify(raises, "plain", laws=["extents"], diagnose=False).to_markdown()
+    said = verify(raises, "plain", laws=["extents"]).to_markdown()
     (row,) = (line for line in said.splitlines() if line.startswith("| `extents`"))
     assert len(re.findall(r"(?<!\\)\|", row)) == 7 and "<" not in row
 
@@ -183,4 +176,4 @@ def test_the_examples_of_the_page_run_in_a_project(tmp_path):
         cwd=tmp_path, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert re.search(r"1 failed, \d+ passed, \d+ skipped", done.stdout), done.stdout
-    assert "test_wrong[definition]" in done.stdout and "takes position + 1 for the position" in done.stdout
+    assert "test_wrong[definition]" in done.stdout and "x at batch 0, token 0" in done.stdout

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import torch
 
-from ropelab.bench.kill_matrix import laws_for
 from ropelab.bench.subjects import CONTENDERS, Contender
 from ropelab.bench.unavailable import Unavailable
 from ropelab.conformance import CACHE_CONVENTIONS, verify
-from ropelab.conformance.cache.correct import CORRECT
-from ropelab.conformance.cache.faults import CACHE_FAULTS
 from ropelab.conformance.configuration import verify_config
-from ropelab.conformance.faults import CONTROLS, FAULTS
 from ropelab.kernels import use_backend
-from ropelab.study.topics.conformance.blind import BLIND
+from ropelab.study.faults import CONTROLS, FAULTS
+from ropelab.study.faults.correct_operators import CORRECT
+from ropelab.study.faults.operators import CACHE_FAULTS
+from ropelab.study.topics.conformance.kill_matrix import laws_for
 from tests.laws.test_right_functions import RIGHT, Wrapped, angles_by_matmul, both_by_matmul
 from tests.laws.test_verify_config import REPORTED
+from tests.laws.wrong_functions import WRONG
 
 TABLE = Path(__file__).with_name("verdicts.csv")
 COLUMNS = ("kind", "name", "verdict", "broken", "noted")
@@ -39,13 +39,10 @@ Row = tuple[str, str, str]
 def judged() -> Iterator[tuple[str, str, Callable[[], Row]]]:
     """Yield a kind, a name, and a function that computes the rest of the row."""
     for name, fault in FAULTS.items():
-        laws = [law for law in laws_for(fault) if law != "compile" or law in fault.must_fail]
-        yield "fault", name, partial(_row, fault.function, fault.convention, laws=laws, **fault.options)
+        yield "fault", name, partial(_row, fault.function, fault.convention, laws=laws_for(fault), **fault.options)
     for name, fault in CACHE_FAULTS.items():
         yield "fault of an operator", name, partial(_row, fault.function, fault.convention, skip=(), **fault.options)
-    for name, blind in BLIND.items():
-        yield "wrong function", name, partial(_row, blind.function, blind.convention, **blind.options)
-    for name, (function, convention, options) in OTHERS.items():
+    for name, (function, convention, options) in (WRONG | OTHERS).items():
         yield "wrong function", name, partial(_row, function, convention, **options)
     for control in CONTROLS:
         yield "right function", control.name, partial(_row, control.function, control.convention, **control.options)
@@ -61,8 +58,7 @@ def judged() -> Iterator[tuple[str, str, Callable[[], Row]]]:
 
 
 def _row(function, convention, *, skip=("compile",), **options) -> Row:
-    report = verify(function, convention, shrink=False, diagnose=False, skip=() if "laws" in options else skip,
-                    **options)  # fmt: skip
+    report = verify(function, convention, shrink=False, skip=() if "laws" in options else skip, **options)
     noted = (result.law for result in report.results if result.status == "note")
     return report.verdict, " ".join(report.failed), " ".join(noted)
 

@@ -224,7 +224,7 @@ def test_a_model_with_an_attention_factor(device):
 def test_keeps_the_laws(layout):
     device = "cpu" if INTERPRETED else "cuda"
     with use_backend("torch" if INTERPRETED else "triton"):  # the interpreter is slow
-        report = verify(partial(table_free, layout=layout), "plain", layout=layout, device=device, diagnose=False)
+        report = verify(partial(table_free, layout=layout), "plain", layout=layout, device=device)
     assert report.passed, text(report)
 
 

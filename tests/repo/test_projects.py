@@ -13,7 +13,7 @@ pytest.importorskip("typer")
 
 ROOT = Path(__file__).parents[2]
 ROPE = """
-from ropelab.conformance.faults import correct
+from ropelab.study.faults import correct
 
 def rotate(x, positions):
     return correct.plain(x, positions)

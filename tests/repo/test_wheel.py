@@ -64,7 +64,7 @@ report = verify(ropelab.apply_rope, "ropelab", laws=["definition"])
 assert report.passed, report.failed
 """
 MINE = """
-from ropelab.conformance.faults.correct import huggingface
+from ropelab.study.faults.correct import huggingface
 def wrong(q, k, cos, sin, unsqueeze_dim=1):
     return huggingface(q, k, cos, -sin, unsqueeze_dim)
 """

@@ -88,7 +88,7 @@ def test_torch_does_it(python, tmp_path):
 
 def test_verify_runs(python, tmp_path):
     (tmp_path / "mine.py").write_text(
-        "from ropelab.conformance.faults.correct import huggingface\n"
+        "from ropelab.study.faults.correct import huggingface\n"
         "def wrong(q, k, cos, sin, unsqueeze_dim=1):\n    return huggingface(q, k, cos, -sin, unsqueeze_dim)\n"
     )
     command = ("-m", "ropelab", "verify", "--convention", "huggingface", "--law", "definition")

@@ -17,11 +17,11 @@ import ropelab
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import records, rows
 from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS
-from ropelab.conformance.cache.faults import CACHE_FAULTS
-from ropelab.conformance.faults import FAULTS
 from ropelab.conformance.laws import LAWS
 from ropelab.study.__main__ import app as study
 from ropelab.study.engine.claims import load_claims
+from ropelab.study.faults import FAULTS
+from ropelab.study.faults.operators import CACHE_FAULTS
 from ropelab.study.site import summary
 from ropelab.study.topics.performance import shortfalls, speed_figure
 from ropelab.study.topics.precision import findings as precision_findings
@@ -173,11 +173,9 @@ def test_counts_in_sentences_are_those_of_the_code(pattern, counted):
     "pattern, counted",
     [
         (r"candidate tiles in (\w+) calls", lambda table: table("tile_times").number.nunique()),
-        (r"\((\w+) functions with two random faults", lambda table: len(table("identification/pairs_of_faults"))),
-        (r"\((\w+) faults that were written after", lambda table: len(table("identification/blind"))),
         (r"in (\w+) cells, and two ratios", lambda table: len(table("documents/fairseq2_1213_log"))),
     ],
-    ids=["tile_times", "pairs of faults", "blind faults", "the log"],
+    ids=["tile_times", "the log"],
 )
 def test_counts_in_the_readme_of_the_data_are_those_of_the_tables(pattern, counted):
     text = " ".join((ROOT / "data" / "README.md").read_text().split())
@@ -255,7 +253,7 @@ model = LlamaForCausalLM(LlamaConfig(
     hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=32,
 ))
 """,
-    "my_rope": "from ropelab.conformance.faults.correct import flash_attn as my_rope",
+    "my_rope": "from ropelab.study.faults.correct import flash_attn as my_rope",
 }
 
 

@@ -20,10 +20,10 @@ from ropelab.bench.host import NO_GRAD, RECORDED
 from ropelab.bench.tile_sweep import candidate_tiles
 from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Workload
-from ropelab.conformance.faults import correct
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.documents.deepspeed import table_figures
+from ropelab.study.faults import correct
 from ropelab.study.plots import registry as figures
 from ropelab.study.plots.panels import said
 from ropelab.study.topics.performance import roofs

@@ -76,7 +76,7 @@ def test_verify_tells_of_the_laws(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "PAUSE", 0.05)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "slow_rope.py").write_text(
-        "import time\nfrom ropelab.conformance.faults.correct import plain\n"
+        "import time\nfrom ropelab.study.faults.correct import plain\n"
         "def rope(x, positions):\n    time.sleep(0.02)\n    return plain(x, positions)\n"
     )
     told = []

@@ -6,14 +6,8 @@ operator itself. Reading order:
 
 - `case`: a call in terms that suit every convention, and the memory of its caches.
 - `convention`, `conventions`: how operators are called; `block_scales` has those with a scale for each block.
-- `definition`: the parts of the definition; `subject`: an operator that takes cases, next to the exact results and
-  their bounds.
+- `subject`: an operator that takes cases, next to the exact results and their bounds.
 - `laws`: the laws.
-- `correct`, `correct_block_scales`: right operators in plain torch.
-- `faults`: the catalogue of wrong operators.
-- `diagnose`: finds the known faults that explain a wrong operator.
-- `calls`, `seen`, `addresses`, `mistakes`, `scale_mistakes`, `read_off`, `identify`: say what a wrong operator does,
-  from calls that are read in other ways.
 """
 
 from ropelab.conformance.cache.case import CacheCase

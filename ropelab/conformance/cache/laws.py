@@ -20,7 +20,6 @@ from ropelab.conformance.cache.block_scales import BlockScales, RopeAndQuantize,
 from ropelab.conformance.cache.case import CacheCase, arranged, bit_numbers, bits, numbers
 from ropelab.conformance.cache.convention import ROWS, Written
 from ropelab.conformance.cache.conventions import UNWRITTEN
-from ropelab.conformance.cache.seen import made_scales, some_tokens
 from ropelab.conformance.cache.subject import SCALES, CacheSubject
 from ropelab.conformance.cache_bounds import row_scale
 from ropelab.conformance.case import Broken, NotApplicable
@@ -61,10 +60,24 @@ def definition(subject, sizes):
 def token_counts(subject, sizes):
     for count in sizes.token_counts:
         case, at = subject.draw(long_call(subject, sizes, count + 1)), sampled(count)
-        few, written = some_tokens(case, subject(case), at)
+        few, written = _some_tokens(case, subject(case), at)
         for comparison in _against_truth(subject, few, written):
             tokens = at if len(comparison.actual) == len(at) else at[few.live]
             yield replace(comparison, case=case, tokens=tokens.tolist())
+
+
+def _some_tokens(case: CacheCase, written: Written, at: torch.Tensor) -> tuple[CacheCase, Written]:
+    """Return a call and its results as if it had the tokens with the numbers ``at`` only."""
+    few = replace(case, inputs=tuple(x[:, at] for x in case.inputs), positions=case.token_positions()[0][at],
+                  slots=case.slots[at])  # fmt: skip
+    q, k, v = (None if y is None else y[at] for y in (written.q, written.k, written.v))
+    scales = None if written.scales is None else (written.scales[0][at], *written.scales[1:])
+    return few, Written(q, k, written.memory, v, scales)
+
+
+def _made_scales(case: CacheCase, scales: tuple[torch.Tensor, ...], which: int) -> np.ndarray:
+    """Return the scales of q ``[T, H]``, or those in the slots of the tokens with a slot ``[n, H]``."""
+    return numbers(scales[which].flatten(0, 1)[case.slots[case.slots >= 0]] if which else scales[0])
 
 
 def with_yarn(case: CacheCase) -> CacheCase:
@@ -123,7 +136,7 @@ def _against_truth(
         if found is None:
             continue
         actual = numbers(found)[kept] if name in ("q", "k") else numbers(found)
-        scales = written.scales and made_scales(case, written.scales, which)[kept if which == 0 else ...]
+        scales = written.scales and _made_scales(case, written.scales, which)[kept if which == 0 else ...]
         value, bound = subject.stored(case, which, value[kept], bound[kept], found.dtype, scales)
         yield Comparison(name + what, actual, value, bound, case, AXES, truth=True)
 
@@ -188,7 +201,7 @@ def row_scales(subject, sizes):
             kept = live if which else slice(None)
             scale, error = row_scale(value[kept], bound[kept], dtype)
             yield Comparison(
-                f"scales of {name} in {_name(dtype)}", made_scales(case, written.scales, which), scale, error, case,
+                f"scales of {name} in {_name(dtype)}", _made_scales(case, written.scales, which), scale, error, case,
                 AXES[:2], truth=True,
             )  # fmt: skip
 

@@ -16,18 +16,19 @@ from ropelab.conformance.bounds import (
     Arithmetic,
     Rounding,
     exact,
+    rotate_exactly,
     table_angle_error,
 )
 from ropelab.conformance.cache.block_scales import BlockScales
 from ropelab.conformance.cache.case import CacheCase, arranged
 from ropelab.conformance.cache.convention import ROWS, CacheConvention, Written
-from ropelab.conformance.cache.definition import Definition
 from ropelab.conformance.cache_bounds import (
     DIVIDE,
     cache_bound,
     float8_bound,
     norm_bound,
     norm_error,
+    rms_norm,
     row_scale,
 )
 from ropelab.conformance.case import Sizes
@@ -35,6 +36,7 @@ from ropelab.conformance.convention import call, check_tensor
 from ropelab.conformance.implementation import Implementation
 from ropelab.kernels import NO_POSITION
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
+from ropelab.layout.pairing import pairs
 
 BLOCK_SIZE = 16
 """The slots of a block in most cases, as by default in vLLM and FlashInfer."""
@@ -61,7 +63,6 @@ class CacheSubject(Implementation):
         norm_last: whether the norm comes after the rotation (Hunyuan), not before it (Qwen3).
         norm_across: whether all heads of q, and all heads of k, of a token share a norm (Wan, OLMo 2).
         table_free: whether the caller passes frequencies (`ropelab.rotary_frequencies`) in place of tables.
-        definition: the parts of the definition, which an identification exchanges.
 
     `Implementation` describes the other attributes.
     """
@@ -71,7 +72,6 @@ class CacheSubject(Implementation):
     norm_last: bool = False
     norm_across: bool = False
     table_free: bool = False
-    definition: Definition = Definition()
 
     # ---------------------------------------------------------------------------------- how the function is called
 
@@ -185,7 +185,6 @@ class CacheSubject(Implementation):
         arithmetic = self.arithmetic()
         c, s, table = self.cosines(case)
         turning = replace(arithmetic, table=table, store=NO_ROUNDING)
-        turns = self.turning(value.shape[-1], case.rotary_dim)
         value = value * (case.token_positions()[0] != NO_POSITION).numpy()[:, None, None]
         if which >= len(case.weights):
             stored = turning if self.convention.unrounded else replace(turning, store=arithmetic.store)
@@ -194,10 +193,10 @@ class CacheSubject(Implementation):
         relative = self.norm_error(case, weight.size)
         if case.norm_last:
             turned, error = self._turned(value, c, s, case.rotary_dim, turning)
-            normed = self.definition.norm(turned, weight, case.eps, turns)
+            normed = rms_norm(turned, weight, case.eps)
             bound = norm_bound(turned, error, weight, case.eps, relative, arithmetic.compute)
         else:
-            normed = self.definition.norm(value, weight, case.eps, turns)
+            normed = rms_norm(value, weight, case.eps)
             normed, bound = self._turned(normed, c, s, case.rotary_dim, turning, relative)
         return normed, bound + arithmetic.store.of(abs(normed) + bound)
 
@@ -213,13 +212,12 @@ class CacheSubject(Implementation):
             cos, sin = (exact(table)[abs(positions)][:, None] for table in self.convention.tables(self, case))
             sin = sin * np.sign(positions)[:, None, None]
             cast = Rounding.nearest(self.dtype) if self.lenient and not self.narrow else NO_ROUNDING
-            cos, sin = self.definition.tables(cos, sin, 1.0)
             return cos, -sin if self.reversed != self.convention.inverse else sin, cast
         frequencies = exact(inverse_frequencies(case.rotary_dim, self.base))
         factor, low, high, attention_factor = case.yarn
         if factor != 1:
-            place = (np.arange(len(frequencies), dtype=EXACT) - low) / (high - low)
-            frequencies = self.definition.scaling(frequencies, place, factor)
+            share = np.clip((np.arange(len(frequencies), dtype=EXACT) - low) / (high - low), 0, 1)
+            frequencies = frequencies * (1 - share) + frequencies / factor * share
         angles = positions[:, None, None].astype(EXACT) * frequencies
         computed, kept = (
             Rounding.truncating(torch.float32),
@@ -233,18 +231,16 @@ class CacheSubject(Implementation):
             inexact = FLOAT32_UNIT * abs(angles) * (3 * abs(np.log(frequencies)) + 10)
             absolute += float(inexact.max(initial=0))
         sines = np.sin(-angles if self.reversed else angles)
-        tables = self.definition.tables(attention_factor * np.cos(angles), attention_factor * sines, attention_factor)
+        tables = attention_factor * np.cos(angles), attention_factor * sines
         return *tables, Rounding(unit, attention_factor * absolute)
 
     def _turned(self, value, c, s, rotary_dim: int, arithmetic: Arithmetic, relative: float = 0.0) -> Bounded:
         y, bound = value.copy(), abs(value) * relative
-        turning, definition = self.turning(value.shape[-1], rotary_dim), self.definition
-        pair = definition.members(value, turning, self.layout)
-        results = definition.turn(*pair, c, s)
+        turning = self.turning(value.shape[-1], rotary_dim)
+        pair = pairs(value[..., turning], self.layout)
         bounds = cache_bound(*pair, c, s, arithmetic, relative)
-        for whole, parts in ((y, results), (bound, bounds)):
-            members = (definition.stores or definition.members)(whole, turning, self.layout)
-            for features, part in zip(members, parts, strict=True):
+        for whole, parts in ((y, rotate_exactly(*pair, c, s)), (bound, bounds)):
+            for features, part in zip(pairs(whole[..., turning], self.layout), parts, strict=True):
                 features[...] = part
         return y, bound
 

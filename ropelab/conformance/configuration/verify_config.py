@@ -13,10 +13,10 @@ import torch
 
 from ropelab.angles.model_config import stated as stated_in
 from ropelab.angles.rope_parameters import ANY_LENGTH, Rope
+from ropelab.conformance.angles import refined, simple, slopes
 from ropelab.conformance.configuration.descriptions import LLAMA_CPP, described, layer_types, read, spelled, written
 from ropelab.conformance.configuration.measured import Measured, measured, of_rope
 from ropelab.conformance.configuration.readings import Reading, Stated, readings
-from ropelab.conformance.identify.angles import refined, simple, slopes
 from ropelab.conformance.report import versions
 from ropelab.conformance.words import unequal
 

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 
 import torch
 
-from ropelab.conformance import circumstances
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Broken, NotApplicable, Noted
 from ropelab.conformance.law import Comparison, against, against_truth, counted, equal, law, names
@@ -182,14 +181,23 @@ def _interpreter_errors() -> tuple[type[Exception], ...]:
 def autocast(subject, sizes):
     if subject.convention.autocasts:
         raise NotApplicable(f"{subject.convention.name}: its results have the dtype of autocast")
-    yield from _same(subject, sizes, circumstances.autocast, "{} under autocast", "autocast")
+
+    def cast(subject, case):
+        with torch.autocast(torch.device(subject.device).type, torch.bfloat16):
+            return subject(case)
+
+    yield from _same(subject, sizes, cast, "{} under autocast", "autocast")
 
 
 @law("A low precision of matrix products does not reduce the precision of the angles.", r"R x \text{ in TF32} = R x")
 def matmul_precision(subject, sizes):
     def medium(subject, case):
-        with circumstances.matmul_precision("medium"):
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("medium")
+        try:
             return subject(case)
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     what = "{} with matrix products in medium precision"
     yield from _same(subject, sizes, medium, what, "the precision of matrix products")

@@ -16,16 +16,16 @@ import torch
 from ropelab.angles.model_config import rope_from_config
 from ropelab.angles.model_config import stated as stated_in
 from ropelab.angles.rope_parameters import Rope
+from ropelab.conformance.angles import CLOSE, rows, waves
 from ropelab.conformance.bounds import EXACT, FLOAT32_UNIT, exact
 from ropelab.conformance.case import NotApplicable
 from ropelab.conformance.configuration.measured import Measured
 from ropelab.conformance.configuration.readings import Reading, Stated
 from ropelab.conformance.configuration.verify_config import Measure
 from ropelab.conformance.conventions import CONVENTIONS
-from ropelab.conformance.identify.angles import CLOSE, rows, waves
-from ropelab.conformance.identify.plain import listed
 from ropelab.conformance.models.layers import layers_of, recorded
 from ropelab.conformance.models.trace import Traced, Turn, rotations
+from ropelab.conformance.words import listed
 from ropelab.layout.pairing import pairs
 
 NEAR_ROWS = 300

@@ -17,11 +17,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ropelab.conformance.bounds import FLOAT32_UNIT
-from ropelab.conformance.identify.plain import listed
 from ropelab.conformance.models.attention_laws import SHIFT, ModelResult, Noise, NotOffered, apart, gap, outputs
 from ropelab.conformance.models.factory import TinyModel
 from ropelab.conformance.models.layers import Recorder, recorded
 from ropelab.conformance.models.trace import rotation_of, rotations
+from ropelab.conformance.words import listed
 
 STATEMENT = (
     "Each layer turns the features that the model's class in Transformers turns, in the same pairs, by the same angles."

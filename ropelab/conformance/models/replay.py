@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.conformance.angles import simple, slopes
 from ropelab.conformance.declared import declare
-from ropelab.conformance.identify.angles import simple, slopes
 from ropelab.conformance.models.trace import Traced, Turn, turned
 from ropelab.conformance.report import Report
 from ropelab.conformance.surroundings import Surroundings
@@ -85,7 +85,7 @@ class Replay:
                 except Exception as refusal:  # the model shows that its own calls raise nothing
                     raise NotImplementedError(said(refusal)) from refusal
 
-            yield turn.name, judge(rotate, declaration, Surroundings(), shrink=False, diagnose=False)
+            yield turn.name, judge(rotate, declaration, Surroundings(), shrink=False)
 
     def __call__(self, number: int, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Rotate ``x [B, S, H, R]`` in the place of a tensor of the first call; the others get random numbers.

@@ -189,7 +189,7 @@ def function_report(traced: Traced) -> FunctionReport:
     except ValueError:
         return _replayed(known, traced)
     # A model always has tokens, so the law about empty tensors is left out.
-    report = hold_function(traced.function, found, diagnose=False, shrink=False, skip=("empty",))
+    report = hold_function(traced.function, found, shrink=False, skip=("empty",))
     failed = tuple(result.law for result in report.results if result.failed)
     sign = "reversed" if found.kind.inverse else "standard"
     return replace(known, convention=convention(found), sign=sign, verdict=report.verdict, failed=failed)

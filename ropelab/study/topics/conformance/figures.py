@@ -11,12 +11,13 @@ from matplotlib.figure import Figure
 
 from ropelab.bench.conformance import NOT_RUN
 from ropelab.conformance import LAWS
-from ropelab.conformance.faults import FAULTS
 from ropelab.conformance.laws import THEMES as LAW_THEMES
+from ropelab.study.faults import FAULTS
 from ropelab.study.plots import marks
 from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.plots.panels import grid
 from ropelab.study.topics.conformance import findings
+from ropelab.study.topics.conformance.kill_matrix import kills
 
 # Dark against light, so that the map is readable in grey print and for every kind of colour vision.
 _BROKEN, _HOLDS, _NOT_ASKED, _NOTED = COLORBLIND[3], "#cfe0ee", "#f7f7f7", "#e9b872"
@@ -24,10 +25,10 @@ _SHADES = {"broken": _BROKEN, "holds": _HOLDS, "not applicable, or not asked": _
 _CODES = {"fail": 0, "error": 0, "pass": 1, "not applicable": 2, "note": 3}
 
 
-def kill_matrix(found: findings.Catalogue, footer: str = "") -> Figure:
-    """Every fault (rows, by theme) against every law (columns, by theme); right: the result of the diagnosis."""
-    matrix, killed = found.matrix, found.killed
-    title = f"Every one of {len(matrix)} faults breaks a law" if killed.any(axis=1).all() else findings.sentence(found)
+def kill_matrix(matrix: pd.DataFrame, footer: str = "") -> Figure:
+    """Every fault (rows, by theme) against every law (columns, by theme); right: the number of laws."""
+    killed = kills(matrix)
+    title = f"Every one of {len(matrix)} faults breaks a law" if killed.any(axis=1).all() else findings.sentence(matrix)
     fig, ax = _map(matrix, title, footer, left=4.3, names=[_citation(name) for name in matrix.index])
     themes = pd.Series([findings.theme_of(name) for name in matrix.index])
     _separate(ax, list(themes), horizontal=True)
@@ -38,11 +39,8 @@ def kill_matrix(found: findings.Catalogue, footer: str = "") -> Figure:
         marks.beside(ax, [1], [middle], [text], gap=106, xycoords=marks.ACROSS, ha="center", rotation=270)
     others = killed.drop(columns=findings.DEFINITION, errors="ignore").sum(axis=1)
     for row, name in enumerate(matrix.index):
-        names = found.named[name]
-        place = names.index(name) + 1 if name in names else 0
         text = f"{killed.loc[name].sum()} laws" if killed.loc[name].sum() != 1 else "1 law"
-        text += ", named" if place == 1 else f", named {place}. of {len(names)}" if place else ", not named"
-        weight = "normal" if others[name] and place else "bold"
+        weight = "normal" if others[name] else "bold"
         marks.beside(ax, [1], [row], [text], xycoords=marks.ACROSS, size=7, fontweight=weight,
                      color="0.3" if weight == "normal" else _BROKEN)  # fmt: skip
     counts = killed.sum()

@@ -2,21 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import pandas as pd
 import torch
 
 from ropelab.bench import records
 from ropelab.bench.conformance import NOT_RUN, held, left_out
-from ropelab.bench.kill_matrix import hold_to_laws, kills, laws_for, only_by_agreement
 from ropelab.bench.subjects import CONTENDERS
 from ropelab.bench.workers import Job, spread
-from ropelab.conformance import LAWS, Report
-from ropelab.conformance.faults import AGREEMENT, FAULTS, NOT_EXPRESSED, THEMES
+from ropelab.conformance import LAWS
 from ropelab.conformance.laws import THEMES as LAW_THEMES
 from ropelab.kernels import use_backend
 from ropelab.study.engine.words import listed
+from ropelab.study.faults import AGREEMENT, FAULTS, NOT_EXPRESSED, THEMES
+from ropelab.study.topics.conformance.kill_matrix import kills, only_by_agreement
 
 DEFINITION = "definition"
 NEEDS_TRUTH = (*AGREEMENT, "huge")
@@ -29,7 +28,8 @@ FEW = (
     ("ropelab, split-half", "transformers, Llama", "complex product (Llama)", "torchembed 0.3.0"),
 )
 """Few faults, laws and contenders, with which everything runs in seconds."""
-DIAGNOSED = "torchembed 0.3.0"
+TOLD = "torchembed 0.3.0"
+"""The implementation whose counterexample another chapter has."""
 VIOLATED = ("fail", "error")
 MOST_BROKEN = 3
 SHOWN = (
@@ -41,88 +41,20 @@ SHOWN = (
 # -------------------------------------------------------------------------------------------- faults against laws
 
 
-@dataclass(frozen=True)
-class Catalogue:
-    """The faults, held to the laws.
-
-    Attributes:
-        matrix: the status for each fault (row) and law (column), missing where a fault was not held to an opt-in law.
-        named: fault -> the faults that the diagnosis of the fault names, the likeliest first.
-    """
-
-    matrix: pd.DataFrame
-    named: dict[str, tuple[str, ...]]
-
-    @property
-    def killed(self) -> pd.DataFrame:
-        """For each fault (row) and law (column), whether the law does not hold."""
-        return kills(self.matrix)
-
-    @property
-    def diagnosed(self) -> list[str]:
-        """The faults that their own diagnosis names, alone or among others."""
-        return [name for name, found in self.named.items() if name in found]
-
-
-def catalogue(
-    faults: Iterable[str] | None = None,
-    laws: Iterable[str] | None = None,
-    *,
-    interpreted: bool = True,
-    here: bool = False,
-) -> Catalogue:
-    """Hold faults to laws and diagnose each, several at a time.
-
-    Faults in Triton run on a GPU if the machine has one, else in Triton's interpreter.
-
-    Args:
-        faults: the names of faults; by default all faults.
-        laws: the names of laws; by default all laws, but only the opt-in laws that the catalogue expects to kill the
-            fault.
-        interpreted: whether faults in Triton run in the interpreter; without a GPU they are left out otherwise.
-        here: whether everything runs in this process.
-    """
-    names = list(FAULTS if faults is None else faults)
-    if not (interpreted or torch.cuda.is_available()):
-        names = [name for name in names if not FAULTS[name].triton]
-    laws = None if laws is None else tuple(laws)
-    jobs: dict[bool, list[Job]] = {True: [], False: []}
-    for name in names:
-        jobs[FAULTS[name].triton].append((_held_fault, (name, laws)))
-    found = {name: (statuses, named) for name, statuses, named in spread(jobs[False], jobs[True], here=here)}
-    matrix = pd.DataFrame.from_dict({name: found[name][0] for name in names}, orient="index")
-    matrix = matrix[[law for law in LAWS if law in matrix]].rename_axis(index="fault", columns="law")
-    return Catalogue(matrix, {name: found[name][1] for name in names})
-
-
-def _held_fault(name: str, laws: Sequence[str] | None) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    fault = FAULTS[name]
-    device = "cuda" if fault.triton and torch.cuda.is_available() else "cpu"
-    # Tracing takes as long as most other laws together, so `compile` is asked only where it must kill the fault.
-    asked = laws or [law for law in laws_for(fault, device) if law != "compile" or law in fault.must_fail]
-    report = hold_to_laws(fault, asked, shrink=False, device=device)
-    return name, _statuses(report), tuple(found.fault.name for found in report.diagnosis)
-
-
-def _statuses(report: Report) -> dict[str, str]:
-    return {result.law: result.status for result in report.results}
-
-
 def theme_of(fault: str) -> str:
     """The theme of the catalogue that a fault belongs to."""
     return next(theme for theme, module in THEMES.items() if FAULTS[fault] in vars(module).values())
 
 
-def sentence(found: Catalogue) -> str:
+def sentence(matrix: pd.DataFrame) -> str:
     """The score in words, for titles and the report's first page."""
-    killed, total = found.killed, len(found.matrix)
+    killed, total = kills(matrix), len(matrix)
     some = killed.any(axis=1).sum()
     other = killed.drop(columns=DEFINITION, errors="ignore").any(axis=1).sum()
     return (
         f"{total} of {len(FAULTS) + len(NOT_EXPRESSED)} known faults ran as code. {'All' if some == total else some} "
         f"are killed by some law, {other} by a law other than definition, and "
-        f"{without_agreement(killed).any(axis=1).sum()} by a law that needs no reference. The diagnosis tells "
-        f"{len(found.diagnosed)} of them apart"
+        f"{without_agreement(killed).any(axis=1).sum()} by a law that needs no reference"
     )
 
 
@@ -131,15 +63,15 @@ def without_agreement(killed: pd.DataFrame) -> pd.DataFrame:
     return killed.drop(columns=list(NEEDS_TRUTH), errors="ignore")
 
 
-def shortcomings(found: Catalogue) -> list[str]:
+def shortcomings(matrix: pd.DataFrame) -> list[str]:
     """A line on each shortcoming: a fault that survives, or that only agreement with the definition kills.
 
-    There is also a line on each fault that an expected law does not kill, and on each fault that is not named.
+    There is also a line on each fault that an expected law does not kill.
     """
     lines = []
-    agreed = only_by_agreement(found.matrix)
-    for name in found.matrix.index:
-        fault, row = FAULTS[name], found.killed.loc[name]
+    agreed, killed = only_by_agreement(matrix), kills(matrix)
+    for name, row in killed.iterrows():
+        fault = FAULTS[name]
         asked = [law for law in fault.must_fail if law in row]
         if not row.any():
             lines.append(f"`{name}` survives every law")
@@ -148,23 +80,20 @@ def shortcomings(found: Catalogue) -> list[str]:
             lines.append(f"`{name}` is killed by agreement with the definition alone: {why.rstrip('.')}")
         if missed := [law for law in asked if not row[law]]:
             lines.append(f"`{name}` should be killed by {', '.join(missed)}, and is not")
-        if name not in found.named[name]:
-            lines.append(f"`{name}` is not named; its diagnosis: {', '.join(found.named[name]) or 'none'}")
     return lines
 
 
 # -------------------------------------------------------------------------------------------------------- blindness
 
 
-def alone(found: Catalogue) -> pd.Series:
+def alone(killed: pd.DataFrame) -> pd.Series:
     """The number of faults that a law alone kills, for each law with such faults; those with the most come first."""
-    once = found.killed[found.killed.sum(axis=1) == 1].sum()
+    once = killed[killed.sum(axis=1) == 1].sum()
     return once[once > 0].sort_values(ascending=False).rename("faults killed alone")
 
 
-def unseen(found: Catalogue, laws: Iterable[str] = SELF_CONSISTENCY) -> list[str]:
+def unseen(killed: pd.DataFrame, laws: Iterable[str] = SELF_CONSISTENCY) -> list[str]:
     """The faults that none of these laws kills, although agreement with the definition is broken."""
-    killed = found.killed
     return list(killed.index[killed[DEFINITION] & ~killed[list(laws)].any(axis=1)])
 
 
@@ -251,7 +180,7 @@ def violations_in_words(live: pd.DataFrame, record: records.Record | None = None
     """
     tables = [live] if record is None else [record.frame, live]
     frame = violations(pd.concat(tables, ignore_index=True)).drop_duplicates(["subject", "law"])
-    frame = frame[frame.subject != DIAGNOSED]
+    frame = frame[frame.subject != TOLD]
     theme = frame.law.map(
         lambda law: next(name for name, module in LAW_THEMES.items() if LAWS[law] in vars(module).values())
     )

@@ -30,7 +30,7 @@ def kept(*, smoke: bool = False) -> pd.DataFrame:
     """
     has_gpu = torch.cuda.is_available()
     report = verify(
-        rope_and_cache, "rope_and_cache", dtype=torch.bfloat16, device="cuda" if has_gpu else "cpu", diagnose=False,
+        rope_and_cache, "rope_and_cache", dtype=torch.bfloat16, device="cuda" if has_gpu else "cpu",
         laws=FEW if smoke else tuple(CACHE_LAWS), shrink=False, **({} if has_gpu else SMALL),
     )  # fmt: skip
     return pd.DataFrame(
@@ -80,7 +80,7 @@ def variants(*, smoke: bool = False) -> pd.DataFrame:
 def _held_variant(words: str, laws: tuple[str, ...], device: str) -> dict[str, object]:
     with use_backend("triton" if device == "cuda" else "torch"):
         report = verify(
-            rope_and_cache, "rope_and_cache", dtype=torch.bfloat16, device=device, diagnose=False, laws=laws,
+            rope_and_cache, "rope_and_cache", dtype=torch.bfloat16, device=device, laws=laws,
             shrink=False, **VARIANTS[words],
         )  # fmt: skip
     applies = [result for result in report.results if result.status != "not applicable"]

@@ -18,8 +18,8 @@ import torch
 from ropelab.angles.table_free import fixed_point
 from ropelab.bench.exact_waves import exact_product, ulps
 from ropelab.bench.table_free import kernel_waves
-from ropelab.conformance.faults.tables_and_precision import to_tf32
 from ropelab.kernels import angles_torch
+from ropelab.study.faults.tables_and_precision import to_tf32
 
 REFERENCE = 2.0**-50
 """An upper limit of the error of the reference, `ropelab.bench.exact_waves`."""
