@@ -15,13 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ropelab.conformance.models import diffusers_models
 from ropelab.conformance.models.attention_laws import LAWS
 from ropelab.conformance.models.factory import NotBuilt, architectures, build
-from ropelab.conformance.models.patched import Compared, compare, compare_compiled
 from ropelab.conformance.models.trace import Traced, rotations
 from ropelab.conformance.models.verify_model import FunctionReport, function_report, verify_model
-from ropelab.study.topics.models import rotary_classes
+from ropelab.study.topics.models import diffusers_models, rotary_classes
+from ropelab.study.topics.models.patched import Compared, compare, compare_compiled
 
 FOLDER = Path(__file__).parents[4] / "data" / "models"
 VERIFIED = ("architecture", "model", "function", "convention", "layout", "out_layout", "sign", "rotary_dim", "head_dim",

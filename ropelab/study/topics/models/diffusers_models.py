@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ropelab.conformance.models.factory import TinyModel, randomize
-from ropelab.conformance.models.patched import Compared, compare_runs, forward_and_gradients
 from ropelab.interop.diffusers import patch
+from ropelab.study.topics.models.patched import Compared, compare_runs, forward_and_gradients
 
 
 def _draw(*shape: int) -> torch.Tensor:
