@@ -1,7 +1,7 @@
 """Valid calls of every public function, in which `hostile_adapters` replaces each argument of the signature."""
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from inspect import signature
 from typing import Any
 
@@ -13,7 +13,6 @@ from tests.ops.hostile_calls import (
     CONFIG,
     COS,
     LATENT,
-    OPERATORS,
     PROJECTION,
     QKV,
     SIN,
@@ -21,8 +20,8 @@ from tests.ops.hostile_calls import (
     THETA,
     K,
     Q,
-    operands,
 )
+from tests.ops.specs import OPERATORS, arguments
 
 EIGHT = torch.float8_e4m3fn
 TABLES = {"cos": COS, "sin": SIN}
@@ -43,11 +42,8 @@ def of(function: Callable, *free: str, **arguments: Any) -> Adapter:
 
 
 def of_operator(name: str, *free: str, **more: Any) -> Adapter:
-    """The function with the valid call of `tests.ops.hostile_calls.operands`."""
-    operator = OPERATORS[name]
-    function = operator.function.func if isinstance(operator.function, partial) else operator.function
-    options = operator.function.keywords if isinstance(operator.function, partial) else {}
-    return of(function, *free, **operands(name), **options, **more)
+    """The function with the valid call of `tests.ops.specs`."""
+    return of(OPERATORS[name].function, *free, **arguments(name) | more)
 
 
 @wraps(ropelab.use_backend)
@@ -167,7 +163,7 @@ PUBLIC = {
         value_cache=CACHE.to(EIGHT), q_out=Q[0].to(EIGHT), q_scale_out=Q[0, ..., 0] + 1, k_scale_cache=CACHE[..., 0],
         v_scale_cache=CACHE[..., 1],
     ),
-    "rotate_cached_keys": of_operator("rotate_cached_keys", layout="interleaved", rotary_slice=(0, 8)),
+    "rotate_cached_keys": of_operator("rotate_cached_keys, 8-bit floats", layout="interleaved", rotary_slice=(0, 8)),
     "rotate_cached_keys, frequencies": of(
         ropelab.rotate_cached_keys, "below 0", "a tensor", key_cache=CACHE + 1, slots=SLOTS, deltas=-2,
         frequencies=ropelab.rotary_frequencies(16),

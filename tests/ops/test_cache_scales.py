@@ -11,7 +11,7 @@ from ropelab.conformance.cache_bounds import float8_bound, row_scale
 from ropelab.kernels.float8 import FLOAT8_DTYPES, SMALLEST_SCALE
 from ropelab.layout.pairing import LAYOUTS
 from tests.ops.test_paged_cache import POISON, assert_equal, example, latent_example, quantized
-from tests.ops.test_paged_cache_calls import change, operator_arguments
+from tests.ops.test_paged_cache_calls import change
 
 MOST = torch.finfo(torch.float32).max
 
@@ -325,40 +325,3 @@ def test_wrong_scales_of_latent_attention(change, match):
 
 
 # -------------------------------------------------------------------------------------------------------- compilers
-
-
-def test_compiles_without_a_graph_break(torch_backend):
-    calls = []
-    for function in (
-        ropelab.rope_and_cache,
-        torch.compile(ropelab.rope_and_cache, fullgraph=True, backend="aot_eager"),
-    ):
-        torch.manual_seed(3)
-        call = example(cache_dtype=FLOAT8_DTYPES[0])
-        made = with_scales(call)
-        function(call.q, call.k, call.v, *call.caches, call.slot_mapping, **call.options)
-        calls.append((*made.values(), *call.caches))
-    for found, expected in zip(*calls, strict=True):
-        assert_equal(found, expected)
-
-
-def test_latent_attention_compiles(torch_backend):
-    arguments, options = latent_example("cpu", cache_dtype=FLOAT8_DTYPES[0])
-    found = []
-    for function in (
-        ropelab.mla_rope_and_cache,
-        torch.compile(ropelab.mla_rope_and_cache, fullgraph=True, backend="aot_eager"),
-    ):
-        cache, scales = arguments[3].clone(), torch.zeros(5, 3)
-        function(*arguments[:3], cache, arguments[4], kv_scale_cache=scales, **options)
-        found.append((cache, scales))
-    for a, b in zip(*found, strict=True):
-        assert_equal(a, b)
-
-
-def test_the_operator_is_registered_as_torch_expects():
-    call = example(norm=True, cache_dtype=FLOAT8_DTYPES[0])
-    call.options |= with_scales(call)
-    call.options["q_scale_out"] = call.options["q_scale_out"][..., None]
-    utils = ("test_faketensor", "test_aot_dispatch_dynamic")  # test_schema multiplies, and 8-bit floats have no product
-    torch.library.opcheck(torch.ops.ropelab.rope_and_cache.default, operator_arguments(call), test_utils=utils)

@@ -19,7 +19,7 @@ from ropelab.kernels import INTERPRETED, NO_POSITION, Rotation, latent_torch
 from ropelab.kernels.tensors import LatentGradients
 from ropelab.kernels.tiles import Tile
 from ropelab.layout.pairing import LAYOUTS, pairs
-from ropelab.layout.seq_format import SEQ_FORMATS, to_bshd
+from ropelab.layout.seq_format import SEQ_FORMATS
 from tests.support import draw, forget
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -108,46 +108,6 @@ def test_the_bound_of_the_sum_rejects_what_is_wrong():
         assert any((abs(y - t) > 10 * b).any() for y, t, b in zip(found, truth, bound, strict=True)), name
 
 
-@pytest.mark.parametrize("seq_format", SEQ_FORMATS)
-@pytest.mark.parametrize("inverse", [False, True])
-@pytest.mark.parametrize("where", ["positions", "offsets", "start"])
-def test_positions_formats_and_the_inverse(seq_format, inverse, where):
-    shape = (2, 5, 4, 6, 8, 3)
-    (q, kv, k_pe), cotangents = tensors(shape, seq_format, torch.float64)
-    batch = to_bshd(q, seq_format).shape[0]
-    options = tables(shape, torch.float64) | {"layout": "interleaved", "out_layout": "split_half"}
-    options |= {"seq_format": seq_format, "inverse": inverse}
-    positions = torch.randint(-60, 60, (batch, 5))
-    positions[0, 1] = NO_POSITION
-    options |= {"positions": {"positions": positions}, "start": {"offsets": 7},
-                "offsets": {"offsets": torch.tensor([9, NO_POSITION][:batch])}}[where]  # fmt: skip
-    made = ropelab.assemble_mla(q, kv, k_pe, **options)
-    expected = composed(q, kv, k_pe, **options)
-    torch.testing.assert_close(made, expected, rtol=1e-13, atol=1e-13)
-    found, right = (torch.autograd.grad(ys, (q, kv, k_pe), cotangents) for ys in (made, expected))
-    torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; test_gpu_latent compares on a GPU")
-@pytest.mark.parametrize("seq_format", SEQ_FORMATS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_both_backends_have_the_same_bits(seq_format, dtype):
-    shape = (2, 3, 20, 6, 8, 3)
-    leaves, cotangents = tensors(shape, seq_format, dtype)
-    positions = torch.randint(-60, 60, (1 if seq_format == "thd" else 2, 3))
-    positions[-1, 1] = NO_POSITION
-    found = []
-    for backend in ropelab.kernels.backends.BACKENDS:
-        with ropelab.use_backend(backend):
-            q = leaves[0].clone()
-            ys = ropelab.assemble_mla(
-                q, *leaves[1:], **tables(shape, dtype), layout="interleaved", out_layout="split_half",
-                seq_format=seq_format, positions=positions, inplace=True,
-            )  # fmt: skip
-            found.append([*ys, *torch.autograd.grad(ys, leaves, cotangents)])
-    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
-
-
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; test_gpu_latent compares on a GPU")
 def test_the_bits_do_not_depend_on_the_tile():
     from ropelab.kernels import latent_triton
@@ -176,27 +136,6 @@ def test_a_token_has_the_same_bits_alone_and_in_a_batch():
     assert all(torch.equal(x, y[1:2, 2:3]) for x, y in zip(alone, whole, strict=True))
 
 
-def test_views_of_the_projections():
-    """kv and k_pe as views of projections, q with other axes, tables with columns of their own, expanded gradients."""
-    shape = (2, 3, 4, 6, 8, 5)
-    down = torch.randn(2, 3, 32 + 8)
-    up = torch.randn(3, 2, 4 * 11 + 5).transpose(0, 1)
-    q = torch.randn(2, 4, 14, 3).permute(0, 3, 1, 2)
-    kv, k_pe = up[..., 2:46].unflatten(-1, (4, 11)), down[..., None, 32:]
-    assert kv.stride(-1) == 1 and not kv.is_contiguous() and q.stride(-1) != 1
-    where = tables(shape)
-    for options in ({}, {"layout": "interleaved", "out_layout": "split_half"}):
-        leaves = [x.detach().requires_grad_() for x in (q, kv, k_pe)]
-        copies = [x.detach().contiguous().requires_grad_() for x in (q, kv, k_pe)]
-        found, right = (ropelab.assemble_mla(*xs, **where, **options) for xs in (leaves, copies))
-        assert all(torch.equal(x, y) for x, y in zip(found, right, strict=True))
-        sums = [torch.autograd.grad(sum(y.sum() for y in ys), xs) for ys, xs in ((found, leaves), (right, copies))]
-        assert all(torch.equal(x, y) for x, y in zip(*sums, strict=True))
-        turned = q.clone()
-        assert ropelab.rotate_mla_query(turned, 6, **where, **options, inplace=True) is turned
-        assert torch.equal(turned, found[0])
-
-
 def test_tables_for_each_batch_and_each_feature():
     shape = (2, 3, 4, 6, 8, 5)
     leaves, _ = tensors(shape)
@@ -221,15 +160,6 @@ def test_ranks_of_context_parallelism_hold_the_parts(chunks):
         found = ropelab.assemble_mla(*part, **tables(shape), positions=mine)
         found = [*found, *torch.autograd.grad(found, part, [g[:, mine] for g in cotangents])]
         assert all(torch.equal(x, y[:, mine]) for x, y in zip(found, whole, strict=True))
-
-
-@pytest.mark.parametrize("empty", ["batch", "tokens", "heads"])
-def test_nothing_at_all(empty, device):
-    shape = tuple(0 if name == empty else 2 for name in ("batch", "tokens", "heads")) + (6, 8, 5)
-    leaves, cotangents = tensors(shape)
-    made = ropelab.assemble_mla(*leaves, **tables(shape))
-    dq, dkv, dk_pe = torch.autograd.grad(made, leaves, cotangents)
-    assert dq.shape == leaves[0].shape and dkv.shape == leaves[1].shape and torch.equal(dk_pe, 0 * leaves[2])
 
 
 def test_packed_sequences_begin_anew_and_padding_is_zero():
@@ -362,45 +292,6 @@ def small():
     return function, leaves, options
 
 
-@pytest.mark.parametrize("copy_value", [True, False])
-def test_derivatives_of_first_and_second_order(copy_value):
-    function, leaves, _ = small()
-    function = partial(function, copy_value=copy_value)
-    with ropelab.use_backend("torch"):
-        assert torch.autograd.gradcheck(function, leaves, fast_mode=True, check_batched_grad=True)
-        assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
-
-
-@pytest.mark.parametrize("copy_value", [True, False])
-def test_transforms_of_torch_func(copy_value):
-    function, leaves, options = small()
-    function = partial(function, copy_value=copy_value)
-    plain = [x.detach() for x in leaves]
-
-    def summed(*xs):
-        return sum((y * y).sum() for y in function(*xs))
-
-    def expected(*xs):
-        return sum((y * y).sum() for y in composed(*xs, **options))
-
-    ours, right = (torch.func.grad(f, argnums=(0, 1, 2))(*plain) for f in (summed, expected))
-    torch.testing.assert_close(ours, right)
-    many = [torch.stack((x, 2 * x)) for x in plain]
-    mapped = torch.func.vmap(function)(*many)
-    for i in range(2):
-        torch.testing.assert_close([y[i] for y in mapped], list(function(*(x[i] for x in many))))
-    _, tangents = torch.func.jvp(function, tuple(plain), tuple(plain))
-    torch.testing.assert_close(tangents, function(*plain))  # linear
-
-
-def test_only_what_is_needed_is_differentiated():
-    function, (q, kv, k_pe), _ = small()
-    query, key, value = function(q.detach(), kv, k_pe.detach())
-    assert not query.requires_grad and key.requires_grad
-    (dkv,) = torch.autograd.grad(value.sum(), kv)
-    assert torch.equal(dkv, torch.cat((torch.zeros(1, 2, 3, 2), torch.ones(1, 2, 3, 2)), -1).double())
-
-
 @pytest.mark.parametrize("consume", [False, True])
 def test_the_tail_in_place(consume):
     function, (q, _, _), options = small()
@@ -445,51 +336,6 @@ def test_views_in_place():
 
 
 # --------------------------------------------------------------------------------------------------- the dispatcher
-
-
-def operator_arguments(shape, copy_value=True, seq_format="bshd"):
-    (_, kv, k_pe), cotangents = tensors(shape, seq_format)
-    where = *tables(shape).values(), None, 0
-    fields = "interleaved", "split_half", seq_format, (shape[3], shape[3] + shape[4]), False, None, False
-    back = "split_half", "interleaved", seq_format, (shape[3], shape[3] + shape[4]), False, None, True
-    return (kv.detach(), k_pe.detach(), *where, *fields, copy_value), (*cotangents[1:], *where, *back)
-
-
-@pytest.mark.parametrize("copy_value", [False, True])
-def test_the_operators_are_registered_as_torch_expects(copy_value):
-    forward, backward = operator_arguments((2, 3, 4, 6, 8, 5), copy_value)
-    utils = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(torch.ops.ropelab.assemble_mla.default, forward, test_utils=utils)
-    torch.library.opcheck(torch.ops.ropelab.assemble_mla_backward.default, backward, test_utils=utils)
-
-
-@pytest.mark.parametrize("seq_format", SEQ_FORMATS)
-def test_fake_strides_are_exact(seq_format):
-    from torch._subclasses import FakeTensorMode
-
-    forward, backward = operator_arguments((2, 3, 4, 6, 8, 5), seq_format=seq_format)
-    for operator, arguments in ((torch.ops.ropelab.assemble_mla, forward),
-                                (torch.ops.ropelab.assemble_mla_backward, backward)):  # fmt: skip
-        real = operator(*arguments)
-        with FakeTensorMode() as mode:
-            fake = operator(*(mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in arguments))
-        assert [(x.shape, x.stride(), x.dtype) for x in fake] == [(x.shape, x.stride(), x.dtype) for x in real]
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("options", [{}, {"inplace": True}, {"copy_value": False}], ids=str)
-def test_compiles_without_a_graph_break(options, dynamic):
-    function, leaves, where = small()
-
-    def step(q, kv, k_pe):
-        return [y + 1 for y in ropelab.assemble_mla(q * 2, kv, k_pe, **where, **options)]
-
-    with ropelab.use_backend("torch"):
-        compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-        found, right = compiled(*leaves), step(*leaves)
-        grads = [torch.autograd.grad(sum((y * y).sum() for y in ys), leaves) for ys in (found, right)]
-    for x, y in zip((*found, *grads[0]), (*right, *grads[1]), strict=True):
-        torch.testing.assert_close(x, y)
 
 
 # ------------------------------------------------------------------------------------------------------------ errors

@@ -89,33 +89,6 @@ def test_gradients_are_those_of_axial_tables(device, head_dim, axes):
         torch.testing.assert_close(f, e)
 
 
-@pytest.mark.parametrize("transform", ["gradgrad", "vmap", "jvp"])
-def test_transforms(device, transform):
-    head_dim, axes = SECTIONS["no order"]
-    (q, _), tables, positions = inputs(device, head_dim, axes, dtype=torch.float64)
-    tables = {name: t.double() for name, t in tables.items()}
-
-    def rope(q, cos, sin, positions=positions):
-        return apply_rope(q, cos=cos, sin=sin, positions=positions, axes=axes)
-
-    if transform == "gradgrad":
-        leaves = [t.requires_grad_() for t in (q, *tables.values())]
-        assert torch.autograd.gradgradcheck(rope, leaves, fast_mode=True)
-    elif transform == "jvp":
-        tangents = [torch.randn_like(t) for t in (q, *tables.values())]
-        _, found = torch.func.jvp(rope, (q, *tables.values()), tuple(tangents))
-        exact = rope(tangents[0], *tables.values()) + rope(q, *tangents[1:])
-        exact[..., 2 * len(axes) :] = rope(tangents[0], *tables.values())[..., 2 * len(axes) :]
-        torch.testing.assert_close(found, exact)
-    else:
-        several, shared = torch.stack((positions, positions.flip(-1))), torch.stack((q, -q))
-        for xs, places, dims in ((shared, several, (0, 0)), (q, several, (None, 0)), (shared, positions, (0, None))):
-            found = torch.vmap(lambda x, p: rope(x, *tables.values(), p), dims)(xs, places)
-            for i, y in enumerate(found):
-                x, p = (t if dim is None else t[i] for t, dim in zip((xs, places), dims, strict=True))
-                assert torch.equal(y, rope(x, *tables.values(), p))
-
-
 @CASES
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_qk_norm(device, head_dim, axes, layout):
@@ -150,19 +123,6 @@ def test_one_pass_into_a_cache(device, head_dim, axes):
     assert torch.equal(y, without_token([other], "thd")[0])
     other_keys[1, 0] = 0  # the slot 4 of the token without a position
     assert torch.equal(keys, other_keys) and torch.equal(values, other_values)
-
-
-def test_one_pass_of_latent_attention(device):
-    head_dim, axes = SECTIONS["blocks of four"]
-    (q, k), tables, positions = inputs(device, head_dim, axes, seq_format="thd")
-    positions[:, 3] = 1
-    slots, latent = torch.arange(SEQ_LEN, device=device), draw(1, SEQ_LEN, 1, 16, dtype=q.dtype, device=device)[0, :, 0]
-    results = []
-    for where in ({**tables, "positions": positions, "axes": axes}, gathered(tables, positions, axes)):
-        cache = torch.zeros(2, 4, 16 + head_dim, dtype=q.dtype, device=device)
-        results.append((ropelab.mla_rope_and_cache(q, k[:, 0], latent, cache, slots, **where), cache))
-    for found, expected in zip(*results, strict=True):
-        assert torch.equal(found, expected)
 
 
 @CASES
@@ -217,26 +177,6 @@ def test_every_tile_gives_the_same_bits(device, name):
         outs.append((call.q_out.clone(), call.k_out.clone()))
     for found in outs[1:]:
         assert all(torch.equal(f, e) for f, e in zip(found, outs[0], strict=True))
-
-
-def test_compiles_without_a_graph_break(device):
-    head_dim, axes = SECTIONS["interleaved"]
-    xs, tables, positions = inputs(device, head_dim, axes, dtype=torch.float32)
-    xs = [x.requires_grad_() for x in xs]
-
-    def rope(q, k, positions):
-        return apply_rope(q, k, **tables, positions=positions, axes=axes)
-
-    fast = torch.compile(rope, fullgraph=True, backend="aot_eager")
-    for along in (positions, positions.flip(-1)):
-        ys, expected = fast(*xs, along), rope(*xs, along)
-        cotangents = [torch.randn_like(y) for y in ys]
-        for f, e in zip(
-            (*ys, *torch.autograd.grad(ys, xs, cotangents)),
-            (*expected, *torch.autograd.grad(expected, xs, cotangents)),
-            strict=True,
-        ):
-            assert torch.equal(f, e)
 
 
 @pytest.mark.gpu

@@ -244,14 +244,6 @@ def test_kernels_skip_slots_beyond_the_cache(device, slot, monkeypatch):
         assert_equal(cache, expected)
 
 
-def test_slots_with_a_stride(device):
-    call = example(device)
-    call.slot_mapping = torch.stack((call.slot_mapping, call.slot_mapping * 0), dim=1)[:, 0]
-    _, _, caches = call.separately()
-    call()
-    assert_equal(call.key_cache, caches[0])
-
-
 @pytest.mark.parametrize("norm", [False, True])
 def test_in_place_and_all_outputs(device, norm):
     call = example(device, norm=norm)
@@ -262,19 +254,6 @@ def test_in_place_and_all_outputs(device, norm):
         assert_equal(x, expected)
 
 
-def test_outputs_for_all_tokens(device):
-    """k_out and v_out have the tokens without a slot too, and the inputs keep their contents."""
-    call = example(device, value_dim=40)
-    before = [x.clone() for x in (call.q, call.k, call.v)]
-    outs = {f"{name}_out": torch.full_like(x, POISON) for name, x in zip("qkv", before, strict=True)}
-    q, k, _ = call.separately()
-    call(**outs)
-    for name, expected in (("q_out", q), ("k_out", k), ("v_out", call.v)):
-        assert_equal(outs[name], expected)
-    for x, expected in zip((call.q, call.k, call.v), before, strict=True):
-        assert_equal(x, expected)
-
-
 def test_weights_may_be_stored_less_one(device):
     call = example(device, norm=True)
     other = example(device, norm=True)
@@ -282,25 +261,6 @@ def test_weights_may_be_stored_less_one(device):
     for name in ("q_weight", "k_weight"):
         other.options[name] = call.options[name] + 1
     assert_equal(call(weight_offset=1.0), other())
-
-
-def test_inputs_of_any_strides(device):
-    call = example(device, head_dim=8)
-    call.q = torch.randn(7, 8, 5, device=call.q.device).transpose(1, 2)
-    call.v = call.v[:1].expand(7, 3, 8)
-    call.k = torch.randn(3, 7, 16, device=call.q.device)[..., ::2].transpose(0, 1)
-    q, _, caches = call.separately()
-    assert_equal(call(), q)
-    for cache, expected in zip(call.caches, caches, strict=True):
-        assert_equal(cache, expected)
-
-
-def test_a_call_of_nothing(device):
-    call = example(device)
-    call.q, call.k, call.v = call.q[:0], call.k[:0], call.v[:0]
-    call.slot_mapping, call.options["positions"] = call.slot_mapping[:0], call.options["positions"][:0]
-    assert call().shape == (0, 5, 16)
-    assert (call.key_cache == POISON).all()
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a CPU reserves memory that it does not use")

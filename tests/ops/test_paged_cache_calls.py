@@ -5,10 +5,9 @@ import torch
 
 import ropelab
 from ropelab.call import operation
-from ropelab.call.paged_cache_checks import NAMES
 from ropelab.kernels import INTERPRETED, addressing
 from ropelab.kernels.float8 import FLOAT8_DTYPES
-from tests.ops.test_paged_cache import POISON, assert_equal, example, latent_example
+from tests.ops.test_paged_cache import POISON, assert_equal, example
 from tests.support import forget
 
 
@@ -97,53 +96,10 @@ def test_wrong_arguments_are_named_before_anything_is_written(torch_backend, wro
         assert x is None or x.is_meta or torch.equal(x.float(), y.float())
 
 
-@pytest.mark.parametrize(
-    "output, of, match",
-    [
-        ("q_out", "k", "q_out: expected memory disjoint from k's, got"),
-        ("q_out", "v", "q_out: expected memory disjoint from v's, got"),
-        ("k_out", "q", "k_out: expected memory disjoint from q's, got"),
-        ("v_out", "key_cache", "v_out: expected memory disjoint from key_cache's, got"),
-    ],
-)
-def test_memory_that_two_tensors_share_is_refused(output, of, match):
-    call = example(heads=(3, 3), block_size=1)
-    shared = getattr(call, of)
-    call.options[output] = shared.flatten(0, 1)[:7] if of == "key_cache" else shared
-    with pytest.raises(ValueError, match=match):
-        call()
-
-
-def test_a_shifted_result_in_place_is_refused():
-    call = example()
-    memory = torch.randn(8, 5, 16)
-    call.q, call.options["q_out"] = memory[:7], memory[1:]
-    with pytest.raises(ValueError, match="q_out: expected memory disjoint from q's, or q itself, got overlapping"):
-        call()
-
-
-def test_caches_of_the_same_memory_are_refused_however_often_others_were_served():
-    call = example()
-    call()
-    call.value_cache = call.key_cache
-    with pytest.raises(ValueError, match="value_cache: expected memory disjoint from key_cache's"):
-        call()
-
-
 def test_gradients_are_no_matter_without_autograd():
     call = change(example(), q=grad)
     with torch.no_grad():
         assert not call().requires_grad
-
-
-def test_the_caches_are_known_to_have_changed():
-    """A function that saved the cache must fail in its backward."""
-    call = example()
-    weight = torch.ones(16, requires_grad=True)
-    y = (call.key_cache * weight).sum()
-    call()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.backward()
 
 
 def test_inference_tensors():
@@ -157,33 +113,6 @@ def test_inference_tensors():
     with torch.inference_mode():
         assert_equal(call(), expected)
         assert_equal(call.key_cache, cache)
-
-
-def test_transforms_are_refused():
-    call = example()
-    with pytest.raises(NotImplementedError, match="rope_and_cache: expected no transform of torch.func"):
-        torch.func.vmap(lambda q: ropelab.rope_and_cache(
-            q, call.k, call.v, *call.caches, call.slot_mapping, **call.options
-        ))(call.q[None])  # fmt: skip
-
-
-def prepared_writes() -> int:
-    return sum(one.module == "paged_cache" for one, *_ in operation.prepared_calls)
-
-
-def test_a_remembered_call_serves_other_tensors(device):
-    """The contents, the addresses and the rows of tables may change from call to call."""
-    first = example(device, norm=True)
-    first()
-    remembered = prepared_writes()
-    for shift in range(3):
-        other = example(device, norm=True)
-        memory = torch.zeros(7 * 5 * 16 + 8, device=other.q.device)
-        other.q = memory[shift : shift + 560].view(7, 5, 16).copy_(other.q)
-        q, _, caches = other.separately()
-        assert_equal(other(), q)
-        assert_equal(other.key_cache, caches[0])
-    assert prepared_writes() <= remembered + 1
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
@@ -221,23 +150,6 @@ def test_more_batches_than_a_launch_holds(monkeypatch):
 # -------------------------------------------------------------------------------------------------------- compilers
 
 
-def operator_arguments(call):
-    """The arguments of the operator for a call with a norm."""
-    given = {"q_out": torch.empty(call.q.shape), "v_out": torch.empty(call.v.shape)} | vars(call) | call.options
-    return (
-        *map(given.get, NAMES), given["cos"], given["sin"], given["positions"], 0, "split_half", "split_half", "thd",
-        None, False, None, False, 1e-6, 0.0, True,
-    )  # fmt: skip
-
-
-def test_the_operator_is_registered_as_torch_expects(device):
-    call = example(device, norm=True)
-    if call.q.is_cuda:
-        pytest.skip("the arguments are on the CPU")
-    utils = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(torch.ops.ropelab.rope_and_cache.default, operator_arguments(call), test_utils=utils)
-
-
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_without_a_graph_break(torch_backend, in_place, dynamic):
@@ -260,27 +172,6 @@ def test_compiles_without_a_graph_break(torch_backend, in_place, dynamic):
         for a, b in zip(*found, strict=True):
             assert_equal(a, b)
         assert not (found[0][3] == POISON).all()
-
-
-def test_fake_tensors_tell_the_shape_and_the_strides():
-    from torch._subclasses import FakeTensorMode
-
-    call = example()
-    expected = call()
-    with FakeTensorMode() as mode:
-        fake = [mode.from_tensor(x) for x in (call.q, call.k, call.v, *call.caches, call.slot_mapping)]
-        options = {name: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for name, x in call.options.items()}
-        found = ropelab.rope_and_cache(*fake, **options)
-    assert found.shape == expected.shape and found.stride() == expected.stride() and found.dtype == expected.dtype
-
-
-def test_latent_attention_compiles(torch_backend):
-    (q_pe, k_pe, kv_c, cache, slots), options = latent_example("cpu")
-    other = cache.clone()
-    compiled = torch.compile(ropelab.mla_rope_and_cache, fullgraph=True, backend="aot_eager")
-    found = compiled(q_pe, k_pe, kv_c, other, slots, **options)
-    assert_equal(found, ropelab.mla_rope_and_cache(q_pe, k_pe, kv_c, cache, slots, **options))
-    assert_equal(other, cache)
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-6])

@@ -99,14 +99,6 @@ def test_a_token_without_a_position_is_zero_after_any_norm(device):
         assert not call.key_cache.flatten(0, 1)[27].any()
 
 
-def test_weights_with_a_stride(device):
-    call = example(device, norm=True)
-    expected = call()
-    for name in ("q_weight", "k_weight"):
-        call.options[name] = torch.stack((call.options[name], torch.zeros_like(call.options[name])), 1)[:, 0]
-    assert_equal(call(), expected)
-
-
 @layouts
 @pytest.mark.parametrize(
     "case",
@@ -209,17 +201,3 @@ def test_wrong_arguments_of_variants_are_named(torch_backend, changes, match):
     with pytest.raises((TypeError, ValueError), match=match):
         call(**changes)
     assert (call.key_cache == POISON).all()
-
-
-def test_variants_compile(torch_backend):
-    call = example()
-    q_nope, outs = torch.randn(7, 5, 8), [torch.zeros(7, 5, 8) for _ in range(2)]
-    frequencies = ropelab.rotary_frequencies(16)
-    where = {"positions": call.options["positions"], "frequencies": frequencies, "q_nope": q_nope}
-    arguments = call.q, call.k, call.v, *call.caches, call.slot_mapping
-    compiled = torch.compile(ropelab.rope_and_cache, fullgraph=True, backend="aot_eager")
-    assert_equal(
-        compiled(*arguments, q_nope_out=outs[0], **where),
-        ropelab.rope_and_cache(*arguments, q_nope_out=outs[1], **where),
-    )
-    assert_equal(*outs)

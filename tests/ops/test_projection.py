@@ -211,40 +211,6 @@ def test_the_bounds_reject_what_is_wrong():
         assert (abs(exact(twice) - truth) <= bound).all() == rounds_product
 
 
-def test_derivatives_of_any_order_without_a_norm(torch_backend):
-    leaves, _ = case(dtype=torch.float64)
-
-    def function(*tensors):
-        return called(dict(zip(leaves, tensors, strict=True)), **tables(dtype=torch.float64), layout="interleaved")
-
-    small = [
-        x.detach()[:1, :2, :3].clone() if x.ndim == 3 else x.detach()[..., :3].clone() if x.ndim == 2 else x.detach()
-        for x in leaves.values()
-    ]
-    tensors = [x.requires_grad_() for x in small]
-    assert torch.autograd.gradcheck(function, tensors, fast_mode=True)
-    assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True)
-
-
-def test_the_gradient_with_a_norm(torch_backend):
-    leaves, _ = case(dtype=torch.float64, norm=True)
-
-    def function(*tensors):
-        return called(dict(zip(leaves, tensors, strict=True)), **tables(dtype=torch.float64))
-
-    assert torch.autograd.gradcheck(function, tuple(leaves.values()), fast_mode=True)
-
-
-@pytest.mark.parametrize("wanted", ["x", "weight", "q_weight"])
-def test_is_differentiable_once_with_a_norm(device, wanted):
-    leaves, _ = case(device, norm=True)
-    leaves = {name: x.detach().requires_grad_(name == wanted) for name, x in leaves.items()}
-    ys = called(leaves, **tables(device=device))
-    (gradient,) = torch.autograd.grad(sum(y.square().sum() for y in ys), leaves[wanted], create_graph=True)
-    with pytest.raises(NotImplementedError, match="qkv_rope: expected to be differentiated once where it has a norm"):
-        gradient.sum().backward()
-
-
 @pytest.mark.parametrize("norm", [False, True])
 def test_results_are_views_of_one_tensor(device, norm):
     """All features of a token lie side by side. While autograd records a norm, q and k are tensors of their own."""
@@ -271,96 +237,6 @@ def test_what_autograd_keeps(device, norm, frozen):
     expected = {"weight", "cos", "sin"} | ({"q_weight", "k_weight"} if norm else set())
     expected |= set() if frozen and not norm else {"x"}
     assert {names.get(x.data_ptr(), f"{x.numel()}") for x in kept} == expected | ({f"{B * S * N}"} if norm else set())
-
-
-@pytest.mark.parametrize("norm", [False, True])
-def test_strides_and_unused_results(device, norm):
-    leaves, cotangents = case(device, norm=norm)
-    options = tables(device=device)
-    expected = called(leaves, **options)
-    apart = torch.full((*leaves["x"].shape[:-1], 2 * K), float("nan"), device=device)
-    apart[..., ::2] = leaves["x"].detach()
-    strided = leaves | {"x": apart[..., ::2].requires_grad_(), "weight": leaves["weight"].detach().T.contiguous().T}
-    assert_same(called(strided, **options), expected, bits=False)
-    for i, y in enumerate(expected):
-        only = [torch.zeros_like(g) if j != i else g for j, g in enumerate(cotangents)]
-        grads = torch.autograd.grad(y, leaves["x"], cotangents[i], retain_graph=True)
-        assert_same(grads, torch.autograd.grad(expected, leaves["x"], only, retain_graph=True))
-    one = torch.autograd.grad(sum(y.sum() for y in expected), leaves["x"])
-    right = torch.autograd.grad(called(leaves, **options), leaves["x"], [torch.ones_like(y) for y in expected])
-    assert_same(one, right, bits=False)
-
-
-@pytest.mark.parametrize("tokens", [(0, 5), (2, 0)])
-def test_no_tokens(device, tokens):
-    x, weight = torch.randn(*tokens, K, device=device).requires_grad_(), torch.randn(N, K, device=device)
-    ys = qkv_rope(x, weight.requires_grad_(), **HEADS, **tables(device=device))
-    assert [y.shape for y in ys] == [(*tokens, heads, D) for heads in (Q_HEADS, K_HEADS, K_HEADS)]
-    gradients = torch.autograd.grad(ys, (x, weight), [torch.ones_like(y) for y in ys])
-    assert gradients[0].shape == x.shape and not gradients[1].any()
-
-
-@pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("three", [False, True])
-def test_under_torch_func(device, norm, three):
-    leaves, cotangents = case(device, norm=norm, three=three)
-    options = tables(device=device)
-
-    def function(*tensors):
-        return called(dict(zip(leaves, tensors, strict=True)), **options)
-
-    expected = torch.autograd.grad(function(*leaves.values()), [*leaves.values()], cotangents)
-    plain = tuple(x.detach() for x in leaves.values())
-    _, pull_back = torch.func.vjp(function, *plain)
-    torch.testing.assert_close(pull_back(tuple(cotangents)), expected)
-    tangents = tuple(torch.randn_like(x) for x in plain)
-    _, pushed = torch.func.jvp(function, plain, tangents)
-    there = sum((y * g).sum() for y, g in zip(pushed, cotangents, strict=True))
-    back = sum((t * g).sum() for t, g in zip(tangents, expected, strict=True))
-    torch.testing.assert_close(there, back, rtol=1e-4, atol=1e-3)
-    several = tuple(torch.stack((x, 2 * x + 1)) for x in plain)
-    mapped = torch.func.vmap(function)(*several)
-    loop = [function(*(x[i] for x in several)) for i in range(2)]
-    torch.testing.assert_close(mapped, tuple(torch.stack(ys) for ys in zip(*loop, strict=True)))
-
-
-@pytest.mark.parametrize("norm", [False, True])
-def test_gradients_of_many_results_at_once(device, norm):
-    leaves, _ = case(device, norm=norm)
-    ys, inputs = called(leaves, **tables(device=device)), [*leaves.values()]
-    many = [torch.randn(3, *y.shape, device=device) for y in ys]
-    several = torch.autograd.grad(ys, inputs, many, is_grads_batched=True, retain_graph=True)
-    for i in range(3):
-        one = torch.autograd.grad(ys, inputs, [g[i] for g in many], retain_graph=True)
-        torch.testing.assert_close([g[i] for g in several], list(one))
-
-
-@pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("three", [False, True])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles_without_a_graph_break(device, norm, three, dynamic):
-    leaves, cotangents = case(device, norm=norm, three=three)
-    options = tables(device=device)
-    compiled = torch.compile(called, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    expected, found = called(leaves, **options), compiled(leaves, **options)
-    assert_same(found, expected)
-    grads = [torch.autograd.grad(ys, [*leaves.values()], cotangents) for ys in (found, expected)]
-    assert_same(*grads, bits=False)
-
-
-@pytest.mark.parametrize("norm", [False, True])
-def test_operators_are_what_the_dispatcher_expects(norm):
-    leaves, cotangents = case("cpu" if INTERPRETED else "cuda", norm=norm)
-    leaves = {name: x.detach() for name, x in leaves.items()}
-    cos, sin = tables(device=leaves["x"].device).values()
-    norms = leaves.get("q_weight"), leaves.get("k_weight")
-    where = cos, sin, None, 0, "split_half", "split_half", "bshd", None, False, None, False
-    given = leaves["x"], [leaves["weight"]], [leaves["bias"]], *norms, *where, Q_HEADS, K_HEADS, D, 1e-6, norm
-    torch.library.opcheck(torch.ops.ropelab.qkv_rope, given)
-    qkv = torch.randn(B, S, N, device=cos.device) if norm else None
-    for norm_grads in {False, norm}:
-        arguments = *cotangents, qkv, *norms, *where, 1e-6, norm_grads
-        torch.library.opcheck(torch.ops.ropelab.qkv_rope_backward, arguments)
 
 
 @pytest.mark.parametrize("three", [False, True])

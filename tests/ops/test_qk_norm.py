@@ -298,109 +298,11 @@ def test_rows_of_weight_gradients_in_more_than_one_block(monkeypatch):
     case((3, 40, 3, 1, 10, 10), "cpu" if INTERPRETED else "cuda").check()
 
 
-@pytest.mark.parametrize("shape", [(0, 5, 4, 2, 8, 8), (2, 0, 4, 2, 8, 8), (2, 3, 4, 0, 8, 8), (2, 3, 0, 0, 8, 8)])
-def test_empty(device, shape):
-    case(shape, device).check()
-
-
-def test_only_the_gradients_that_are_wanted(device):
-    one = case(SHAPES[0], device)
-    every = torch.autograd.grad(apply_qk_norm_rope(**one.arguments), one.tensors, one.grads)
-    for wanted in ([0], [1], [2], [3], [0, 3], [1, 2], [2, 3]):
-        tensors = [t.detach().requires_grad_(i in wanted) for i, t in enumerate(one.tensors)]
-        results = apply_qk_norm_rope(*tensors, **one.options)
-        assert [y.requires_grad for y in results] == [bool({0, 2} & {*wanted}), bool({1, 3} & {*wanted})]
-        pairs = [(y, g) for y, g in zip(results, one.grads, strict=True) if y.requires_grad]
-        gradients = torch.autograd.grad([y for y, _ in pairs], [tensors[i] for i in wanted], [g for _, g in pairs])
-        assert all(torch.equal(gradient, every[i]) for gradient, i in zip(gradients, wanted, strict=True))
-
-
-def test_a_result_that_is_not_used_has_no_gradient(device):
-    one = case(SHAPES[0], device)
-    q_out, _ = apply_qk_norm_rope(**one.arguments)
-    dq, dk, dqw, dkw = torch.autograd.grad(q_out, one.tensors, one.grads[0])
-    assert dq.any() and dqw.any() and not dk.any() and not dkw.any()
-
-
 def test_weights_get_the_same_bits_every_time(device):
     one = case((2, 35, 5, 2, 16, 16), device, dtype=torch.bfloat16)
     first = torch.autograd.grad(apply_qk_norm_rope(**one.arguments), one.tensors, one.grads)
     again = torch.autograd.grad(apply_qk_norm_rope(**one.arguments), one.tensors, one.grads)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-
-
-@pytest.mark.parametrize("wanted", [0, 3])
-def test_is_differentiable_once(device, wanted):
-    one = case(SHAPES[0], device)
-    tensors = [t.detach().requires_grad_(i == wanted) for i, t in enumerate(one.tensors)]
-    results = apply_qk_norm_rope(*tensors, **one.options)
-    (gradient,) = torch.autograd.grad(sum(y.sum() for y in results), tensors[wanted], create_graph=True)
-    with pytest.raises(NotImplementedError, match="apply_qk_norm_rope: expected to be differentiated once"):
-        gradient.sum().backward()
-
-
-def test_under_torch_func(device):
-    one = case(SHAPES[0], device)
-
-    def function(*tensors):
-        return apply_qk_norm_rope(*tensors, **one.options)
-
-    expected = torch.autograd.grad(function(*one.tensors), one.tensors, one.grads)
-    plain = tuple(t.detach() for t in one.tensors)
-    _, vjp = torch.func.vjp(function, *plain)
-    for a, b in zip(vjp(one.grads), expected, strict=True):
-        torch.testing.assert_close(a, b)
-    # <J v, g> = <v, J' g>
-    tangents = tuple(torch.randn_like(t) for t in plain)
-    _, pushed = torch.func.jvp(function, plain, tangents)
-    there = sum((a * g).sum() for a, g in zip(pushed, one.grads, strict=True))
-    back = sum((v * a).sum() for v, a in zip(tangents, expected, strict=True))
-    torch.testing.assert_close(there, back, rtol=1e-4, atol=1e-4)
-
-
-def test_vmap_is_a_loop(device):
-    one = case(SHAPES[0], device)
-    several = tuple(torch.stack([t.detach(), 2 * t.detach() + 1]) for t in one.tensors)
-
-    def function(*tensors):
-        return apply_qk_norm_rope(*tensors, **one.options)
-
-    for actual, expected in zip(
-        torch.func.vmap(function)(*several),
-        zip(*(function(*(t[i] for t in several)) for i in range(2)), strict=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(actual, torch.stack(expected))
-
-
-def test_gradients_of_many_results_at_once(device):
-    one = case(SHAPES[0], device)
-    ys = apply_qk_norm_rope(*one.tensors, **one.options)
-    cotangents = tuple(torch.randn(3, *y.shape, device=device, dtype=y.dtype) for y in ys)
-    several = torch.autograd.grad(ys, one.tensors, cotangents, is_grads_batched=True, retain_graph=True)
-    for i in range(3):
-        grads = torch.autograd.grad(ys, one.tensors, [g[i] for g in cotangents], retain_graph=True)
-        for a, e in zip(several, grads, strict=True):
-            torch.testing.assert_close(a[i], e)
-
-
-def test_operators_are_what_the_dispatcher_expects():
-    one = case(SHAPES[0], "cpu" if INTERPRETED else "cuda")
-    q, k, q_weight, k_weight = (t.detach() for t in one.tensors)
-    options = "split_half", "split_half", "bshd", None, False, None, False
-    where = one.options["cos"], one.options["sin"], None, 0, *options, 1e-6
-    torch.library.opcheck(torch.ops.ropelab.qk_norm_rope, (q, k, q_weight, k_weight, *where))
-    for weight_grads in (False, True):
-        arguments = q, k, *one.grads, q_weight, k_weight, *where, weight_grads
-        torch.library.opcheck(torch.ops.ropelab.qk_norm_rope_backward, arguments)
-
-
-def test_compiles_without_a_graph_break(device):
-    one = case(SHAPES[0], device)
-    compiled = torch.compile(apply_qk_norm_rope, fullgraph=True, backend="aot_eager")
-    expected = torch.autograd.grad(apply_qk_norm_rope(**one.arguments), one.tensors, one.grads)
-    actual = torch.autograd.grad(compiled(**one.arguments), one.tensors, one.grads)
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 Q, K, W = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 2, 16), torch.randn(16)
