@@ -156,6 +156,10 @@ class Convention:
         """Return the object that takes the arguments: the function itself, or a module that it made."""
         return implementation.function
 
+    def making(self, implementation: Implementation, case: Case) -> Arguments | None:
+        """Return the arguments of the call that makes that object; None where the function takes the arguments."""
+        return None
+
     def outputs(self, implementation: Implementation, case: Case, returned: Any, arguments: Arguments) -> Tensors:
         """Return the results ``[B, S, H, D]``, which the function returned or left in its inputs.
 

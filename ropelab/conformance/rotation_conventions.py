@@ -287,16 +287,21 @@ class Module(OwnAngles):
             return implementation.state["module"]
         key = (features_of(case), case.rotary_dim)
         if key not in implementation.state:
-            options = self._options(implementation, case)
-            given = () if first_parameter(implementation.function) in ("", "base") else (features_of(case),)
-            form = "fn(head_dim)" if given else "fn()"
-            made = call(implementation.function, Arguments((), given, options), form)
+            arguments = self.making(implementation, case)
+            form = "fn(head_dim)" if arguments.positional else "fn()"
+            made = call(implementation.function, arguments, form)
             if not isinstance(made, torch.nn.Module):
                 raise NotApplicable(
                     f"the function, called as {form}, returned {type(made).__name__}, expected a module"
                 )
             implementation.state[key] = made.to(implementation.device)
         return implementation.state[key]
+
+    def making(self, implementation, case):
+        if isinstance(implementation.function, torch.nn.Module):
+            return None
+        given = () if first_parameter(implementation.function) in ("", "base") else (features_of(case),)
+        return Arguments((), given, self._options(implementation, case))
 
     def bad(self, implementation, case):
         good = self.translate(implementation, case)

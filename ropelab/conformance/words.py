@@ -54,7 +54,7 @@ def _facts(found: Counterexample) -> list[tuple[str, str]]:
     where = ", ".join(f"{axis} {index}" for axis, index in found.where.items())
     apart = f"{abs(found.actual - found.expected):.3g} apart, at most {found.bound:.3g} allowed"
     facts = [
-        ("smallest", f"{found.sizes}: {_call(case)}"),
+        ("smallest", f"{found.sizes}: {called(case)}"),
         ("where", f"{found.what} at {where}"),
         ("expected", f"{found.expected:.9g}"),
         ("actual", f"{found.actual:.9g} ({apart})"),
@@ -67,7 +67,7 @@ def _facts(found: Counterexample) -> list[tuple[str, str]]:
     return facts
 
 
-def _call(case: Case) -> str:
+def called(case: Case) -> str:
     """Return shapes, dtype, positions and all else that distinguishes the call."""
     parts = ["shapes " + " and ".join(str(list(x.shape)) for x in case.inputs)]
     parts.append(str(case.inputs[0].dtype).removeprefix("torch."))
