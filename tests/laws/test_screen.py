@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from ropelab.conformance import calls
-from ropelab.conformance.cache import faults as cache_faults
 from ropelab.conformance.cache.found import cache_screen
 from ropelab.conformance.cache.found import watch as watch_cache
 from ropelab.conformance.declared import declare
-from ropelab.conformance.faults import CONTROLS, FAULTS, Fault, correct
 from ropelab.conformance.law import against_truth
 from ropelab.conformance.measure import Reader, angle, form, measure, rows
 from ropelab.conformance.reading import readings
@@ -24,6 +22,8 @@ from ropelab.conformance.screen import LINES, SLOW, screen
 from ropelab.conformance.shrink import smallest
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.watched import watch
+from ropelab.study.faults import CONTROLS, FAULTS, Fault, correct
+from ropelab.study.faults import operators as cache_faults
 
 CACHE_FAULTS = {fault.name: fault for fault in vars(cache_faults).values() if isinstance(fault, Fault)}
 
@@ -161,14 +161,14 @@ def test_wrong_calls_are_told_by_what_they_alone_have():
 def test_a_result_that_depends_on_earlier_calls_is_told():
     made = []
 
-    def every_second_time(x, positions):
+    def every_third_time(x, positions):
         made.append(x)
-        return correct.plain(x, positions) if len(made) % 2 else x.clone()
+        return correct.plain(x, positions) if len(made) % 3 else x.clone()
 
     def seen(function):
         return [seen for _, _, seen in Held(function, "plain").watched() if seen.defined]
 
-    assert calls.equal_differ(seen(every_second_time))
+    assert calls.equal_differ(seen(every_third_time))
     assert not calls.equal_differ(seen(shifted))
 
 
@@ -275,7 +275,7 @@ def test_no_part_of_a_right_operator_is_seen_as_wrong():
 
 
 def correct_cache():
-    from ropelab.conformance.cache.correct import FORMS, Operator
+    from ropelab.study.faults.correct_operators import FORMS, Operator
 
     return FORMS["rope_and_cache"](Operator())
 
