@@ -1,8 +1,8 @@
 """Read the documents and their claims.
 
 A document is one file ``data/claims/<key>.toml`` and one package, whose name the file states. A claim that compares
-times or counts has its tests in the file (`ropelab.study.engine.comparisons`). The package holds all code for the
-document:
+times or counts has its tests in the file (`ropelab.study.engine.comparisons`). A claim whose document's protocol nobody
+has run has tests beyond the document alone. The package holds all code for the document:
 
 - ``rules``: a rule for every other claim, and remarks (`ropelab.study.engine.ledger`); a document may have none
 - ``evidence``: the evidence that a CPU can compute (`ropelab.study.engine.computed`), if there is any
@@ -25,7 +25,7 @@ from typing import Any
 import pandas as pd
 
 from ropelab.bench.records import slug
-from ropelab.study.engine.comparisons import LIMITS, Comparison
+from ropelab.study.engine.comparisons import DOCUMENT, LIMITS, Built, Comparison
 from ropelab.study.engine.computed import Evidence
 from ropelab.study.engine.verdict import Basis, Quantifier
 
@@ -54,6 +54,7 @@ class Claim:
         lost: the code of the claim that cannot be had; "" where the study has all code.
         weak: why the evidence is weak; "" where it is not. The report says it beside the verdict.
         test, beyond: the tests of the claim as the document has it, and the tests that the study adds.
+        built: the contenders of the document that this project compiled.
         remarks: further facts for the reader.
     """
 
@@ -72,6 +73,7 @@ class Claim:
     weak: str = ""
     test: tuple[Comparison, ...] = ()
     beyond: tuple[Comparison, ...] = ()
+    built: Built = Built(())
     remarks: tuple[str, ...] = ()
 
     def is_of(self, gpu: str | None) -> bool:
@@ -95,6 +97,7 @@ class Document:
         url: its page; "" where the file names none.
         entries: the claims as the file states them.
         defaults: the keys of every test of the document that a test does not state.
+        built: the contenders that this project compiled, as the file states them.
         unclaimed: statements of the document that the study does not judge: each a quotation and the reason.
         tables: evidence that somebody read and typed: name, file in ``data/documents``, and source in words.
         verdict: the answer to the document in a few sentences; ``{SG-04}`` stands for the sentence of that claim.
@@ -105,6 +108,7 @@ class Document:
     package: str
     entries: tuple[Mapping[str, Any], ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    built: Mapping[str, Any] = field(default_factory=dict)
     unclaimed: tuple[tuple[str, str], ...] = ()
     tables: tuple[Mapping[str, str], ...] = ()
     url: str = ""
@@ -123,10 +127,15 @@ class Document:
     @property
     def claims(self) -> list[Claim]:
         """The claims, in the order of the file."""
-        return [_claim(self.name, entry, self.defaults) for entry in self.entries]
+        control = self.built.get("control")
+        built = Built(
+            tuple(self.built.get("contenders", ())),
+            Comparison.read("control", {**self.defaults, **control}) if control else None,
+        )
+        return [_claim(self.name, entry, self.defaults, built) for entry in self.entries]
 
 
-def _claim(document: str, entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> Claim:
+def _claim(document: str, entry: Mapping[str, Any], defaults: Mapping[str, Any], built: Built) -> Claim:
     first = {**defaults, **entry.get("test", [{}])[0]}
 
     def read(kind: str) -> tuple[Comparison, ...]:
@@ -134,7 +143,9 @@ def _claim(document: str, entry: Mapping[str, Any], defaults: Mapping[str, Any])
 
     known = {"quantifier": Quantifier(entry["quantifier"]), "basis": Basis[entry["basis"].upper()]}
     found = {**entry, **known, "remarks": tuple(entry.get("remarks", ()))}
-    return Claim(document=document, **{**found, "test": read("test"), "beyond": read("beyond")})
+    if wrong := [test.what or test.record for test in read("test") if test.protocol != DOCUMENT]:
+        raise ValueError(f"{entry['id']}: expected the document's protocol in a test that decides, got another: {wrong}")
+    return Claim(document=document, built=built, **{**found, "test": read("test"), "beyond": read("beyond")})
 
 
 def _like(first: Mapping[str, Any], defaults: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +177,7 @@ def documents(folder: Path | None = None) -> list[Document]:
         found.append(
             Document(
                 path.stem, content["document"], content["package"], tuple(content["claim"]),
-                content.get("defaults", {}), unclaimed, tuple(content.get("table", ())),
+                content.get("defaults", {}), content.get("built", {}), unclaimed, tuple(content.get("table", ())),
                 content.get("url", ""),
                 content.get("verdict", ""),
             )

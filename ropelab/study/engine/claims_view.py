@@ -77,9 +77,8 @@ def said(row: dict) -> tuple[str, str]:
 
 
 def _in_words(words: str) -> str:
-    """The outcome with the factor of another size in words."""
-    said = re.sub(r" with another size \(times ([\d.]+)", r", with numbers \1 times as large (", words)
-    return said.replace(" ()", "").replace("(; ", "(")
+    """The outcome as the end of a sentence that begins with the claim."""
+    return f"has an effect that is {words}" if words.startswith((Outcome.LARGER, Outcome.SMALLER)) else words
 
 
 def _elsewhere(row: dict, gpu: str) -> str:

@@ -9,6 +9,7 @@ A test of ``data/claims/<document>.toml`` says which rows of a record are compar
     under = "RE reference"                     # ... over the time of this one; without it the time itself
     cell = ["batch", "seq_len"]                # the columns that name a cell
     cells = 27                                 # the number of cells that there must be
+    protocol = "document"                      # timed as the document does it
     stated = 0.66                              # the limit: the printed size
 
 ``over`` and ``under`` may be tables of columns and values in place of a contender. The limit is one of
@@ -20,6 +21,8 @@ A test of ``data/claims/<document>.toml`` says which rows of a record are compar
 
 A test of facts has ``expect`` in place of a limit: columns and the value that each row must have there. A value with
 ``*`` is a pattern. Every row is a cell.
+
+A test by the document's protocol may decide the claim. A test by a ``corrected`` one stands beyond the document.
 """
 
 from __future__ import annotations
@@ -36,9 +39,10 @@ from ropelab.bench.rows import is_right
 from ropelab.study.engine import judging, noise
 from ropelab.study.engine.expressions import evaluated, selected
 from ropelab.study.engine.noise import Interval
-from ropelab.study.engine.verdict import Quantifier, Untold, Verdict
+from ropelab.study.engine.verdict import Outcome, Quantifier, Untold, Verdict
 from ropelab.study.engine.words import value_range
 
+PROTOCOLS = DOCUMENT, CORRECTED = "document", "corrected"
 LIMITS = ("stated", "within", "above", "below", "near", "expect")
 FEW = 8
 """The most cells whose values a sentence lists."""
@@ -59,6 +63,7 @@ class Comparison:
         scale: the unit of the quantity in units of the record: 1000 for milliseconds.
         take: ``"each"`` cell, the ``"mean"`` of cells, or the ``"largest"`` of them.
         of: the columns whose cells a mean or a largest value keeps apart.
+        protocol: one of `PROTOCOLS`.
         fails: whether contenders may fail in some cells, which then do not count.
         stated, within, above, below, near: the limit.
         step: the multiples to which the ends of a range are rounded.
@@ -78,6 +83,7 @@ class Comparison:
     scale: float = 1.0
     take: str = "each"
     of: tuple[str, ...] = ()
+    protocol: str = DOCUMENT
     fails: bool = False
     stated: float | str | None = None
     within: tuple[float, float] | None = None
@@ -101,12 +107,14 @@ class Comparison:
         known = {each.name for each in fields(cls)} - {"claim"}
         if unknown := table.keys() - known:
             raise ValueError(f"{claim}: expected the keys {sorted(known)} of a test, got {sorted(unknown)}")
-        if missing := {"record", "cell"} - table.keys():
+        if missing := {"record", "cell", "protocol"} - table.keys():
             raise ValueError(f"{claim}: a test lacks {sorted(missing)}")
         if len(limits := table.keys() & {*LIMITS}) != 1:
             raise ValueError(f"{claim}: expected one of {LIMITS} in a test, got {sorted(limits)}")
         if table.get("take", "each") not in ("each", "mean", "largest"):
             raise ValueError(f"{claim}: take: expected each, mean or largest, got {table['take']!r}")
+        if table["protocol"] not in PROTOCOLS:
+            raise ValueError(f"{claim}: protocol: expected one of {PROTOCOLS}, got {table['protocol']!r}")
         rows = {key: _columns(table[key]) for key in ("over", "under") if table.get(key)}
         lists = {key: tuple(table[key]) for key in ("cell", "of", "within") if key in table}
         return cls(claim, **{**table, "under": None, **rows, **lists})
@@ -116,8 +124,15 @@ class Comparison:
         """The names of the evidence that the test needs."""
         return [self.record, *([self.stated.split(".")[0]] if isinstance(self.stated, str) else [])]
 
-    def judge(self, frames: Frames, needs: str) -> tuple[list[Verdict | bool | None], str]:
+    def judge(
+        self, frames: Frames, needs: str, *, own_gpu: bool = False, off: float = 0.0
+    ) -> tuple[list[Verdict | bool | None], str]:
         """The verdict on each cell, and the measured values in words.
+
+        Args:
+            own_gpu: as `judging.size` takes it.
+            off: the relative distance of a library of this project from the published one. A cell whose outcome turns
+                within it is undecided.
 
         Raises:
             Untold: the record lacks a cell; the message begins with ``needs``.
@@ -125,8 +140,11 @@ class Comparison:
         """
         if self.expect is not None:
             return self._facts(frames, needs)
-        values = self.values(frames, needs)
-        return [self._verdict(cell, value, frames) for cell, value in values.items()], self._words(values)
+        found, values = [], self.values(frames, needs)
+        for cell, value in values.items():
+            verdict, other = (self._verdict(cell, x, frames, own_gpu) for x in (value, value.off_by(off)))
+            found.append(verdict if _outcome(verdict) is _outcome(other) else None)
+        return found, self._words(values)
 
     def _facts(self, frames: Frames, needs: str) -> tuple[list[Verdict | bool | None], str]:
         assert self.expect is not None
@@ -149,9 +167,12 @@ class Comparison:
         rows = self._rows(frames[self.record], {*self.cell, *self.of, *self.over, *(self.under or ())})
         sides = [_select(rows, side) for side in (self.over, self.under) if side is not None]
         found = [self._by_cell(side[is_right(side)]) for side in sides]
-        values = found[0]
-        if self.under is not None:
-            values = {cell: found[0][cell] / found[1][cell] for cell in found[0] if cell in found[1]}
+        if self.under is None:
+            values = {cell: (noise.exact if self.quantity else noise.time)(value) for cell, value in found[0].items()}
+        elif self.quantity:
+            values = {cell: noise.exact(over / found[1][cell]) for cell, over in found[0].items() if cell in found[1]}
+        else:
+            values = {cell: noise.ratio(over, found[1][cell]) for cell, over in found[0].items() if cell in found[1]}
         expected = self.cells or max(len(self._by_cell(side, values=False)) for side in sides)
         if not values or (len(values) != expected and not self.fails):
             raise Untold(f"{needs} ({len(values)} of {expected or 'any'} cells in {self.record})")
@@ -169,7 +190,10 @@ class Comparison:
         return frame
 
     def _by_cell(self, rows: pd.DataFrame, *, values: bool = True) -> dict[tuple, Any]:
-        """Cell -> interval, or anything at all: an error where two rows are one cell."""
+        """Cell -> the number of the quantity or the timed row; an error where two rows are one cell.
+
+        Without ``values`` every cell counts, even one without a number.
+        """
         try:
             numbers = evaluated(rows, self.quantity or "median_us")
         except ValueError as error:
@@ -180,7 +204,7 @@ class Comparison:
             if cell in found:
                 raise ValueError(f"{self.claim}: {self.record}: expected one row of a cell, got several of {cell}")
             if not values or not pd.isna(number):
-                found[cell] = noise.exact(float(number)) if self.quantity else noise.time(row)
+                found[cell] = float(number) if self.quantity else row
         return found
 
     def _taken(self, values: dict[tuple, Interval]) -> dict[tuple, Interval]:
@@ -190,7 +214,7 @@ class Comparison:
         take = noise.mean if self.take == "mean" else lambda found: max(found, key=lambda x: x.value)
         return {cell: take(found) for cell, found in groups.items()}
 
-    def _verdict(self, cell: tuple, value: Interval, frames: Frames) -> Verdict | bool | None:
+    def _verdict(self, cell: tuple, value: Interval, frames: Frames, own_gpu: bool) -> Verdict | bool | None:
         if self.above is not None:
             return judging.above(value, self.above)
         if self.below is not None:
@@ -198,27 +222,30 @@ class Comparison:
         if self.near is not None:
             return judging.near(value, self.near)
         no_effect = self.no_effect if self.no_effect is not None else float(self.under is not None)
+        how = {"no_effect": no_effect, "own_gpu": own_gpu}
         if self.within is not None:
-            return judging.within(value, *self.within, step=self.step, no_effect=no_effect)
-        stated, digits = self._stated(cell, frames)
-        if stated == no_effect or (no_effect and no_effect in noise.relative(stated, noise.FLOOR)):
+            half = self.step / 2
+            return judging.within(value, *(Interval(end - half, end, end + half) for end in self.within), **how)
+        stated = self.printed(cell, frames)
+        if no_effect and no_effect in stated.widened(noise.FLOOR):
             return judging.near(value, no_effect)  # the document prints that there is no effect
-        return judging.size(value, stated, digits=digits if self.digits is None else self.digits, no_effect=no_effect)
+        return judging.size(value, stated, **how)
 
-    def _stated(self, cell: tuple, frames: Frames) -> tuple[float, int]:
-        """The printed size of a cell, and its decimals."""
+    def printed(self, cell: tuple, frames: Frames) -> Interval:
+        """The size that the document prints for a cell."""
         if not isinstance(self.stated, str):
             assert self.stated is not None
-            return float(self.stated), _decimals(self.stated)
-        name, column = self.stated.split(".")
-        printed = frames[name]
-        names = self.of if self.take != "each" else self.cell
-        for key, value in zip(names, cell, strict=True):
-            if key in printed:
-                printed = printed[printed[key] == value]
-        if column not in printed or len(printed) != 1:
-            raise ValueError(f"{self.claim}: expected one {self.stated} for {cell}, got {len(printed)}")
-        return float(printed[column].iloc[0]), max(map(_decimals, frames[name][column]))
+            number, digits = float(self.stated), _decimals(self.stated)
+        else:
+            name, column = self.stated.split(".")
+            rows = frames[name]
+            for key, value in zip(self.of if self.take != "each" else self.cell, cell, strict=True):
+                if key in rows:
+                    rows = rows[rows[key] == value]
+            if column not in rows or len(rows) != 1:
+                raise ValueError(f"{self.claim}: expected one {self.stated} for {cell}, got {len(rows)}")
+            number, digits = float(rows[column].iloc[0]), max(map(_decimals, frames[name][column]))
+        return judging.printed(number, digits if self.digits is None else self.digits)
 
     def _words(self, values: dict[tuple, Interval]) -> str:
         words = self.what or " over ".join(
@@ -236,14 +263,51 @@ class Comparison:
         return f"{words}: {', '.join(each)}"
 
 
-def judged(tests: Sequence[Comparison], frames: Frames, quantifier: Quantifier, needs: str) -> Verdict:
+@dataclass(frozen=True)
+class Built:
+    """The contenders of a document that this project compiled, and what holds their libraries against published ones.
+
+    Attributes:
+        contenders: patterns of their names.
+        control: the time of one of them over that of the same kernel in a published library; None where no published
+            library has the code.
+    """
+
+    contenders: tuple[str, ...]
+    control: Comparison | None = None
+
+    def runs_in(self, test: Comparison) -> bool:
+        """Whether the test compares times of these contenders."""
+        named = {side.get("contender", "") for side in (test.over, test.under or {})}
+        return not test.quantity and any(fnmatch(name, pattern) for name in named for pattern in self.contenders)
+
+    def off(self, frames: Frames) -> float:
+        """The largest distance of the times from those of the published library; 0 within the noise."""
+        if self.control is None:
+            return 0.0
+        values = self.control.values(frames, "the control of what this project compiled")
+        return max((max(x.value, 1 / x.value) - 1 for x in values.values() if 1.0 not in x), default=0.0)
+
+
+def judged(
+    tests: Sequence[Comparison], frames: Frames, quantifier: Quantifier, needs: str,
+    *, own_gpu: bool = False, built: Built | None = None,
+) -> Verdict:  # fmt: skip
     """The verdict on a claim by its tests, whose cells count together."""
-    cells, words = [], []
+    cells, words, off = [], [], 0.0
     for test in tests:
-        found, said = test.judge(frames, needs)
+        off = built.off(frames) if built and built.runs_in(test) else 0.0
+        found, said = test.judge(frames, needs, own_gpu=own_gpu, off=off)
         cells += found
         words.append(said)
-    return replace(judging.counted(cells, quantifier), measured="; ".join(words))
+    missing = f"{judging.NARROWER} than here: {needs}"
+    if off:
+        missing = f"a build of the published code that takes the time of the published library (ours is {off:.1%} off)"
+    return replace(judging.counted(cells, quantifier, missing), measured="; ".join(words))
+
+
+def _outcome(verdict: Verdict | bool | None) -> Outcome:
+    return judging.of_cell(verdict).outcome
 
 
 def _is(expected: Any, value: Any) -> bool:

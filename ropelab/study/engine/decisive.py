@@ -15,6 +15,7 @@ from functools import cached_property
 
 import pandas as pd
 
+from ropelab.study.engine import judging
 from ropelab.study.engine.claims import Claim
 from ropelab.study.engine.comparisons import Comparison
 from ropelab.study.engine.verdict import Outcome, Untold, Verdict
@@ -44,8 +45,7 @@ class Numbers:
     @cached_property
     def _judged(self) -> list[Outcome]:
         found, _ = self._test.judge(self._frames, "")
-        plain = {True: Outcome.HOLDS, False: Outcome.FAILS, None: Outcome.UNTOLD}
-        return [one.outcome if isinstance(one, Verdict) else plain[None if one is None else bool(one)] for one in found]
+        return [judging.of_cell(one).outcome for one in found]
 
     @property
     def least(self) -> float:

@@ -17,7 +17,7 @@ from ropelab.study.engine.verdict import FAILS, HOLDS, Outcome, Quantifier, Unto
 Found = TypeVar("Found", bound=Sized)
 
 SMALLEST, LARGEST = 1 / 2, 2
-"""The limits of an effect of another size, in stated effects. An effect is the distance from "no effect"."""
+"""The limits beyond which an effect of another size is another effect, in stated effects."""
 NARROW = 1 / 2
 """The width of the widest interval that can tell that a stated effect holds, in stated effects."""
 NEGLIGIBLE = 0.05
@@ -37,48 +37,69 @@ def needed(found: Found, needs: str) -> Found:
     return found
 
 
-def size(effect: Interval, stated: float, *, digits: int = 2, no_effect: float = 1.0) -> Verdict:
+def printed(number: float, digits: int) -> Interval:
+    """A printed number, which may be off by half of its last decimal."""
+    half = 0.5 * 10.0**-digits
+    return Interval(number - half, number, number + half)
+
+
+def size(effect: Interval, stated: Interval, *, no_effect: float = 1.0, own_gpu: bool = False) -> Verdict:
     """The verdict on a claim that states the size of an effect.
 
-    - The interval contains the stated size, as it was rounded for print: the claim holds if the interval is `NARROW`,
-      else it is undecided.
-    - All of the interval lies beyond `SMALLEST` and `LARGEST` times the stated effect: the claim does not hold.
-    - The interval contains "no effect": it is undecided.
-    - Otherwise the claim holds with another size.
+    The size of a ratio is its logarithm, so that the verdict on a ratio is that on its reciprocal. A time or a share is
+    a size as it is. Sizes are counted in stated sizes: 1 is the stated one, 0 is no effect, and below 0 the effect is
+    the opposite.
+
+    - The interval contains the stated size: the claim holds if the interval is `NARROW`, else it is undecided.
+    - The interval contains no effect or lies below it: the claim does not hold if the interval also lies below
+      `SMALLEST`, else it is undecided.
+    - Otherwise the effect is larger or smaller than stated, which refutes nothing. On the GPU that the document names,
+      the stated number is missed beyond `SMALLEST` and `LARGEST`: the claim does not hold, and an interval across
+      these limits is undecided.
 
     Args:
         effect: the measured size, such as a ratio of times.
         stated: the size that the document prints.
-        digits: the decimals of the printed size, which may be off by half of its last decimal.
         no_effect: the size that means that there is no effect: 1 for a ratio, 0 for a time or a share.
+        own_gpu: whether the document names a GPU for the claim, and the size was measured on one.
     """
-    half, whole = 0.5 * 10.0**-digits, stated - no_effect
-    if effect.low <= stated + half and effect.high >= stated - half:
-        return HOLDS if effect.high - effect.low <= NARROW * abs(whole) else untold(NARROWER)
-    least, most = sorted(no_effect + limit * whole for limit in (SMALLEST, LARGEST))
-    if effect.high < least or effect.low > most:
+    found = _in_stated(effect, stated, no_effect)
+    if effect.low <= stated.high and effect.high >= stated.low:
+        return HOLDS if found.high - found.low <= NARROW else untold(NARROWER)
+    if found.low <= 0:
+        return FAILS if found.high < SMALLEST else untold(NARROWER)
+    if own_gpu and (found.high < SMALLEST or found.low > LARGEST):
         return FAILS
-    if no_effect in effect:
+    if own_gpu and any(limit in found for limit in (SMALLEST, LARGEST)):
         return untold(NARROWER)
-    return Verdict(Outcome.OTHER_SIZE, size=effect.value / stated)
+    return Verdict(Outcome.LARGER if found.value > 1 else Outcome.SMALLER, sizes=(found.value, found.value))
 
 
-def within(effect: Interval, low: float, high: float, *, step: float = 0.01, no_effect: float = 1.0) -> Verdict:
-    """The verdict on a claim that states a range of sizes, of which the ends are rounded to multiples of ``step``.
+def _in_stated(effect: Interval, stated: Interval, no_effect: float) -> Interval:
+    """The size of an effect in stated sizes."""
+    of = math.log if no_effect else float
+    ends = [of(x) / of(stated.value) for x in (effect.low, effect.value, effect.high)]
+    return Interval(*sorted(ends))
+
+
+def within(
+    effect: Interval, low: Interval, high: Interval, *, no_effect: float = 1.0, own_gpu: bool = False
+) -> Verdict:
+    """The verdict on a claim that states a range of sizes, whose ends are printed.
 
     An interval within the range holds, and one across an end is undecided. Else `size` compares with the nearer end.
     """
-    half = step / 2
-    if low - half <= effect.low and effect.high <= high + half:
+    if low.low <= effect.low and effect.high <= high.high:
         return HOLDS
-    if effect.low <= high + half and effect.high >= low - half:
+    if effect.low <= high.high and effect.high >= low.low:
         return untold(NARROWER)
-    return size(effect, low if effect.value < low else high, no_effect=no_effect)
+    nearer = low if effect.value < low.value else high
+    return size(effect, nearer, no_effect=no_effect, own_gpu=own_gpu)
 
 
 def near(effect: Interval, value: float = 1.0) -> bool | None:
-    """Whether a number differs from ``value`` by at most `NEGLIGIBLE`; None where the interval has such a limit."""
-    least, most = value * (1 - NEGLIGIBLE), value * (1 + NEGLIGIBLE)
+    """Whether a number is ``value`` but for a factor of `NEGLIGIBLE`; None where the interval has such a limit."""
+    least, most = value / (1 + NEGLIGIBLE), value * (1 + NEGLIGIBLE)
     if least <= effect.low and effect.high <= most:
         return True
     return False if effect.high < least or effect.low > most else None
@@ -94,30 +115,42 @@ def below(effect: Interval, threshold: float) -> bool | None:
     return None if threshold in effect else effect.value < threshold
 
 
+def of_cell(found: Verdict | bool | None, needs: str = NARROWER) -> Verdict:
+    """The verdict on a cell: True, False and None (undecided) are verdicts too."""
+    return found if isinstance(found, Verdict) else untold(needs) if found is None else fact(bool(found))
+
+
 def counted(found: Sequence[Verdict | bool | None], quantifier: Quantifier, needs: str = NARROWER) -> Verdict:
     """The verdict on a claim about cells, from the verdict on each cell: True, False, None (undecided) or a `Verdict`.
 
-    Undecided cells count nowhere; the verdict has their number. A cell that holds with another size holds: if no cell
-    fails, the size of the verdict is the geometric mean of all cells. A counterexample ends a claim of all, only or
-    never. A claim of most holds if more than half of the cells hold. Else the verdict counts the cells that hold.
+    A counterexample ends a claim of all, only or never. Otherwise most cells must be decided, or nothing is. A claim of
+    most holds if more than half of all cells hold. A cell with an effect of another size refutes nothing: if no cell
+    fails, the verdict has the least and the largest of these sizes, and is larger or smaller by their geometric mean.
+    Else the verdict counts the cells that hold.
 
     Args:
-        needs: the missing evidence, where no cell can be told.
+        needs: the missing evidence, where too few cells can be told.
     """
-    each = [x if isinstance(x, Verdict) else untold(needs) if x is None else fact(bool(x)) for x in found]
+    each = [of_cell(x, needs) for x in found]
     told = [x for x in each if x.outcome is not Outcome.UNTOLD]
     failing = sum(x.outcome is Outcome.FAILS for x in told)
-    holding = len(told) - failing
-    if not told:
-        return untold(needs)
-    if quantifier is Quantifier.MOST:
-        verdict = fact(holding > failing)
-    elif not failing:
-        mean = math.prod(x.size or 1.0 for x in told) ** (1 / len(told))
-        other = any(x.outcome is Outcome.OTHER_SIZE for x in told)
-        verdict = Verdict(Outcome.OTHER_SIZE, size=mean) if other else HOLDS
-    elif not holding or quantifier.strict:
+    holding, undecided = len(told) - failing, len(each) - len(told)
+    sizes = [size for x in told if x.sizes for size in x.sizes]
+    if quantifier.strict and failing:
         verdict = FAILS
-    else:
+    elif 2 * len(told) <= len(each):
+        return untold(needs)
+    elif quantifier is Quantifier.MOST:
+        if 2 * max(holding, failing) <= len(each) and failing != holding:
+            return untold(needs)
+        verdict = fact(holding > failing)
+    elif not holding:
+        verdict = FAILS
+    elif failing:
         verdict = Verdict(Outcome.SOME_CELLS, cells=(holding, len(told)))
-    return replace(verdict, undecided=len(each) - len(told))
+    elif sizes:
+        larger = math.prod(sizes) > 1
+        verdict = Verdict(Outcome.LARGER if larger else Outcome.SMALLER, sizes=(min(sizes), max(sizes)))
+    else:
+        verdict = HOLDS
+    return replace(verdict, undecided=undecided)

@@ -1,8 +1,9 @@
 """Give a measured number its interval.
 
 Three sources of noise enter. The samples of one process give a spread (columns ``q20_us`` and ``q80_us`` of a record).
-Records of the same code at other hours give the distance between runs (``data/repeats.csv``). `FLOOR` covers noise that
-no record shows, such as the noise of another host.
+Records of the same code at other hours give the distance between runs, of times and of ratios of times
+(``data/repeats.csv``). `FLOOR` covers noise that no record shows, such as the noise of another host. An interval is as
+wide below its number as above it, as a factor, so that the interval of a ratio is that of the reciprocal.
 """
 
 from __future__ import annotations
@@ -27,8 +28,18 @@ class Interval:
         return self.low <= number <= self.high
 
     def __truediv__(self, other: Interval) -> Interval:
-        """The ratio of two positive numbers."""
+        """The ratio of two positive numbers whose noises have nothing in common."""
         return Interval(self.low / other.high, self.value / other.value, self.high / other.low)
+
+    def widened(self, noise: float) -> Interval:
+        """The interval, at least as wide as a number that is off by up to ``noise`` of itself."""
+        return Interval(
+            min(self.low, self.value / (1 + noise)), self.value, max(self.high, self.value * (1 + noise))
+        )  # fmt: skip
+
+    def off_by(self, factor: float) -> Interval:
+        """The interval of a number that is off by up to ``factor`` of itself besides."""
+        return Interval(self.low / (1 + factor), self.value, self.high * (1 + factor))
 
     def __str__(self) -> str:
         exact = self.low == self.value == self.high
@@ -40,28 +51,34 @@ def exact(value: float) -> Interval:
     return Interval(value, value, value)
 
 
-def relative(value: float, noise: float) -> Interval:
-    """A number that is off by up to ``noise`` of itself."""
-    return Interval(value * (1 - noise), value, value * (1 + noise))
-
-
 def time(row: pd.Series) -> Interval:
-    """The interval of a timed row.
+    """The interval of a timed row, in microseconds.
 
     Args:
         row: has ``median_us`` and, if the evidence has them, ``q20_us``, ``q80_us`` and ``between_runs``. The engine
             adds ``between_runs``, the relative distance of the medians of two runs, to every record
             (`ropelab.study.engine.repeats`).
-
-    Returns:
-        Microseconds. The half-width is the largest of the distance from the median to the quantiles, the distance
-        between runs, and `FLOOR`.
     """
+    return _sampled(row).widened(_apart(row, "between_runs"))
+
+
+def ratio(over: pd.Series, under: pd.Series) -> Interval:
+    """The interval of the ratio of two timed rows of one record.
+
+    What slows a whole run down cancels, so that the distance between runs is that of ratios: ``between_ratios``.
+    """
+    return (_sampled(over) / _sampled(under)).widened(max(_apart(row, "between_ratios") for row in (over, under)))
+
+
+def _sampled(row: pd.Series) -> Interval:
+    """The interval by the samples of a process alone."""
     median = float(row.median_us)
-    low, high, between_runs = (row.get(name, float("nan")) for name in ("q20_us", "q80_us", "between_runs"))
-    apart = 1 + max(FLOOR, 0.0 if pd.isna(between_runs) else float(between_runs))
-    low, high = (median if pd.isna(x) else float(x) for x in (low, high))
-    return Interval(min(low, median / apart), median, max(high, median * apart))
+    low, high = (median if pd.isna(x := row.get(name)) else float(x) for name in ("q20_us", "q80_us"))
+    return Interval(low, median, high)
+
+
+def _apart(row: pd.Series, name: str) -> float:
+    return FLOOR if pd.isna(apart := row.get(name)) else max(FLOOR, float(apart))
 
 
 def mean(intervals: list[Interval]) -> Interval:

@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from ropelab.study.engine.words import value_range
+
 
 class Outcome(StrEnum):
     """The first axis: the evidence decides it, and remarks never change it."""
 
     HOLDS = "holds"
-    OTHER_SIZE = "holds with another size"
+    LARGER = "larger than stated"
+    SMALLER = "smaller than stated"
+    """The effect is there, and its size is another one. This refutes nothing."""
     SOME_CELLS = "holds in some cells"
     FAILS = "does not hold"
     UNTOLD = "cannot be told"
@@ -62,7 +66,7 @@ class Verdict:
         outcome: the first axis.
         basis: the second axis; None until the engine adds the basis that the claim states.
         measured: the measured figures in words.
-        size: with OTHER_SIZE, the measured size divided by the stated size.
+        sizes: with LARGER and SMALLER, the least and the largest size of the effect, in stated sizes (`judging.size`).
         cells: with SOME_CELLS, the number of cells that hold, and the number of cells that can be told.
         undecided: the number of cells that the noise leaves open; they count nowhere.
         needs: with UNTOLD, the thing that is missing.
@@ -75,7 +79,7 @@ class Verdict:
     outcome: Outcome
     basis: Basis | None = None
     measured: str = ""
-    size: float | None = None
+    sizes: tuple[float, float] | None = None
     cells: tuple[int, int] | None = None
     undecided: int = 0
     needs: str = ""
@@ -85,8 +89,8 @@ class Verdict:
     says: str = ""
 
     def __post_init__(self):
-        if (self.outcome is Outcome.OTHER_SIZE) != (self.size is not None):
-            raise ValueError(f"size: expected a number with {Outcome.OTHER_SIZE!r} alone, got {self.size}")
+        if (self.outcome in (Outcome.LARGER, Outcome.SMALLER)) != (self.sizes is not None):
+            raise ValueError(f"sizes: expected a pair with another size alone, got {self.sizes}")
         if (self.outcome is Outcome.SOME_CELLS) != (self.cells is not None):
             raise ValueError(f"cells: expected a pair with {Outcome.SOME_CELLS!r} alone, got {self.cells}")
         if self.outcome is Outcome.UNTOLD and not self.needs:
@@ -94,13 +98,13 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """The outcome with its numbers: "holds with another size (times 0.87)", "holds (2 cells undecided)"."""
+        """The outcome with its numbers: "larger than stated (2.41 times the effect)", "holds (2 cells undecided)"."""
         said = f"holds in {self.cells[0]} of {self.cells[1]} cells" if self.cells else str(self.outcome)
         if self.outcome is Outcome.UNTOLD:
             return said
-        times = [f"times {self.size:.2f}"] if self.size is not None else []
-        plural = "s" * (self.undecided > 1)
-        more = times + ([f"{self.undecided} cell{plural} undecided"] if self.undecided else [])
+        more = [f"{value_range(self.sizes)} times the effect"] if self.sizes else []
+        if self.undecided:
+            more.append(f"{self.undecided} cell{'s' * (self.undecided > 1)} undecided")
         return f"{said} ({'; '.join(more)})" if more else said
 
     def with_text(self, measured: str, *remarks: str, **numbers: object) -> Verdict:

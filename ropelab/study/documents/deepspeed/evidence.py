@@ -239,13 +239,14 @@ def patterns() -> pd.DataFrame:
 
     Columns:
         project, release, path, falls_back.
+        lines: the lines of the file that guard the import and fall back, where the file was at hand.
         optional: the package.
         catches: the error for which the import is guarded.
         guarded_import: the error is an error of an import, and the project computes without the package.
         only: where the package is called.
         names_torchembed: a file of the release names torchembed.
     """
-    frame = pd.DataFrame(facts("pattern", "deepspeed")).drop(columns=["document", "read_in"])
+    frame = pd.DataFrame(facts("pattern", "deepspeed")).drop(columns=["document", "read_in"]).fillna({"lines": ""})
     of_an_import = frame.catches.map(lambda name: issubclass(getattr(builtins, name), ImportError))
     return frame.assign(guarded_import=frame.falls_back & of_an_import)
 
@@ -256,6 +257,21 @@ def wrong_backward() -> pd.DataFrame:
     mutant = {"mutant": with_wrong_backward(definition)}
     frame = overall_errors(mutant, (1, 2, 8, 17, 128, 1024), rotary_dim=measure.HEAD_DIM)
     return frame.rename(columns={"error": "gradient_error", "expected_error": "wrong_backward_error"})
+
+
+@evidence("deepspeed_gradient", "computed on the CPU: autograd of the reviewer's forward, on integers")
+def gradient() -> pd.DataFrame:
+    """Whether the reviewer's formulas are the gradient of his forward: columns part (dx0 or dx1) and equal (every bit).
+
+    The forward is linear, and integers are exact in float64: what agrees on random integers is the same formula.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x0, x1, c, s, g0, g1 = torch.randint(-64, 65, (6, 1024), generator=generator).double()
+    leaves = x0.requires_grad_(), x1.requires_grad_()
+    found = torch.autograd.grad((x0 * c - x1 * s, x1 * c + x0 * s), leaves, (g0, g1))
+    stated = {"dx0": g0 * c + g1 * s, "dx1": -g0 * s + g1 * c}
+    rows = zip(stated.items(), found, strict=True)
+    return pd.DataFrame([{"part": part, "equal": torch.equal(formula, one)} for (part, formula), one in rows])
 
 
 @evidence("deepspeed_published", "the document's table")

@@ -29,6 +29,7 @@ PERSISTENT = "warp per head (model)"
 FLASH, FLASH_PACKED, FLASH_FULL = "flash-attn", "flash-attn, packed", "flash-attn, all heads"
 EAGER, COMPILED = "eager", "compile"
 FLASHINFER, FLASHINFER_NEWEST, SGL_KERNEL = "FlashInfer", "FlashInfer, newest", "sgl_kernel"
+FLASHINFER_FROM_CPU = "FlashInfer, positions from the CPU"
 VLLM = "vLLM"
 
 FLASHINFER_THEN = "0.5.3"
@@ -153,8 +154,10 @@ def _native_compiled(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -
     return in_place(overwrite)
 
 
-def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    """FlashInfer's operator in place.
+def _flashinfer(
+    workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str, from_cpu: bool = False
+) -> Rotate:
+    """FlashInfer's operator in place; ``from_cpu``: each call makes its positions on the CPU, as the document's does.
 
     From 0.6 on, its kernel for any head size has no barrier between the threads of a head. With 96, 160, 192 and 320
     features these threads lie in two warps. In place, one thread may then overwrite features that another thread has
@@ -167,7 +170,12 @@ def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, ver
     apply = flashinfer.module(version).apply_rope_with_cos_sin_cache_inplace
     table, positions = flashinfer.cos_sin_cache(cos, sin), token_positions(workload, cos.device)
     head_size, is_neox = workload.head_dim, not is_interleaved(workload)
-    return in_place(lambda q, k: apply(positions, q.flatten(1), k.flatten(1), head_size, table, is_neox))
+
+    def rotate(q, k):
+        at = token_positions(workload, torch.device("cpu")).to(q.device, non_blocking=True) if from_cpu else positions
+        apply(at, q.flatten(1), k.flatten(1), head_size, table, is_neox)
+
+    return in_place(rotate)
 
 
 def _sgl_kernel(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
@@ -203,6 +211,12 @@ PACKAGES: tuple[Peer, ...] = (
 )
 """The packages of which the document speaks, by their public operators."""
 
+
+FROM_CPU: Peer = contender(
+    FLASHINFER_FROM_CPU, partial(_flashinfer, version=FLASHINFER_THEN, from_cpu=True), version=FLASHINFER_THEN,
+    **_FLASHINFER,
+)  # fmt: skip
+"""FlashInfer as the document's benchmark of the time called it."""
 
 FLOAT32: Peer = contender(OURS_FLOAT32, _ours_float32)
 """Our operator with the float32 tables of diffusion models, taken as they are."""

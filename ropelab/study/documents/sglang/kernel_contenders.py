@@ -12,7 +12,8 @@ from ropelab.study.documents.sglang.binding import contender, in_place, is_inter
 
 FIRST_KERNEL, FIRST_KERNEL_GATHER = "first version", "first version, gather"
 SECOND_KERNEL, THIRD_KERNEL = "second version", "third version"
-JUST_IN_TIME, JUST_IN_TIME_CAST, LAST_KERNEL = "just-in-time version", "just-in-time version, cast", "last version"
+JUST_IN_TIME, JUST_IN_TIME_CAST = "just-in-time version", "just-in-time version, cast"
+LAST_KERNEL, LAST_KERNEL_GATHER = "last version", "last version, gather"
 """The published operator, in the states of `kernels.STATES`."""
 
 
@@ -51,9 +52,9 @@ def _kernel_by_one_block(workload: Workload, cos: torch.Tensor, sin: torch.Tenso
     return _kernel(workload, cos, sin, state=state, operator=kernels.by_one_block(state, wide=wide))
 
 
-def _kernel_gather(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
-    """The first version with the two index kernels that make its tables, as a caller with a cache needs them."""
-    operator, positions = kernels.operator("first"), token_positions(workload, cos.device)
+def _kernel_gather(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, state: str) -> Rotate:
+    """The operator with the two index kernels that make its tables, as a caller with a cache needs them."""
+    operator, positions = kernels.operator(state), token_positions(workload, cos.device)
     one = replace(workload, batch=1)
     tables = published_tables(one, cos, sin)
     head_size, adjacent = workload.head_dim, is_interleaved(workload)
@@ -80,11 +81,12 @@ KERNELS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
         contender(FIRST_KERNEL, partial(_kernel, state="first")),
-        contender(FIRST_KERNEL_GATHER, _kernel_gather),
+        contender(FIRST_KERNEL_GATHER, partial(_kernel_gather, state="first")),
         contender(SECOND_KERNEL, partial(_kernel, state="second")),
         contender(THIRD_KERNEL, partial(_kernel, state="third")),
         contender(JUST_IN_TIME, partial(_kernel, state="just in time")),
         contender(LAST_KERNEL, partial(_kernel, state="last")),
+        contender(LAST_KERNEL_GATHER, partial(_kernel_gather, state="last")),
     )
 }
 """Name -> contender: the published operator of the document, in its states."""

@@ -50,6 +50,7 @@ from ropelab.study.documents.sglang.kernel_contenders import (
     JUST_IN_TIME,
     KERNELS,
     LAST_KERNEL,
+    LAST_KERNEL_GATHER,
     LAST_KERNEL_NARROW,
     LAST_KERNEL_OFF,
     SECOND_KERNEL,
@@ -133,7 +134,7 @@ _GRAPHED = (
     (FIRST_KERNEL, "interleaved", True), (VLLM, "split_half", True), (FLASH_FULL, "split_half", True),
     (FIRST_KERNEL, "interleaved", False), (FLASH_FULL, "split_half", False), (FLASH_PACKED, "split_half", False),
     *((name, "split_half", False) for name in (FLASH, OURS, OURS_CACHE, EAGER, FIRST_KERNEL, FIRST_KERNEL_GATHER,
-                                               SECOND_KERNEL, THIRD_KERNEL, LAST_KERNEL,
+                                               SECOND_KERNEL, THIRD_KERNEL, LAST_KERNEL, LAST_KERNEL_GATHER,
                                                *(peer.name for peer in PERSISTENT_PEERS))),
 )  # fmt: skip
 _DO_BENCH = (
@@ -259,6 +260,19 @@ def second_grid(*, smoke: bool = False) -> pd.DataFrame:
     variants = (*_named((OURS, OURS_CACHE, FLASH)), *_published(published), *PACKAGES)
     cells = second_cells()
     return _compare(cells[:2] if smoke else cells, variants, smoke)
+
+
+def flashinfer_calls(*, smoke: bool = False) -> pd.DataFrame:
+    """The document's later grid by the document's timer: FlashInfer makes its positions on the CPU in every call."""
+    _require_gpu()
+    variants = (KERNELS[SECOND_KERNEL], KERNELS[JUST_IN_TIME], contenders.FROM_CPU)
+    frames = []
+    for cell in progress(second_cells()[: 2 if smoke else None], lambda cell: cell.description):
+        sets = _buffers(cell)
+        ready, status = _ready(cell, variants, sets[0])
+        rows = [{"contender": name, **_do_bench(partial(rotate, *_inputs(sets)[0]))} for name, rotate in ready.items()]
+        frames.append(tidy(pd.DataFrame(rows), cell.columns, status))
+    return pd.concat(frames, ignore_index=True)
 
 
 def head_sizes(*, smoke: bool = False) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from ropelab.bench.study import Study
 from ropelab.study.documents.sglang.calls import operator_calls, operator_test, synchronize
 from ropelab.study.documents.sglang.measure import (
     diffusion,
+    flashinfer_calls,
     head_sizes,
     low_tokens,
     protocols,
@@ -16,6 +17,7 @@ STUDIES: dict[str, Study] = {
     # their float64 check.
     "sglang_protocols": Study(protocols, gpu_gib=6),
     "sglang_second_grid": Study(second_grid, gpu_gib=4),
+    "sglang_flashinfer_calls": Study(flashinfer_calls, gpu_gib=4),
     "sglang_head_sizes": Study(head_sizes, gpu_gib=3),
     "sglang_low_tokens": Study(low_tokens, gpu_gib=1),
     "sglang_vector_widths": Study(vector_widths, gpu_gib=4),

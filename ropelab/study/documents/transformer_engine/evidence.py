@@ -1,11 +1,13 @@
 """The evidence for claims TE-01 to TE-21 that a CPU computes in seconds."""
 
 import os
+import re
 from unittest import mock
 
 import pandas as pd
 
 from ropelab.bench.records import ROOT
+from ropelab.interop.transformer_engine import LEGACY, LINEAR
 from ropelab.study.documents.transformer_engine import packings
 from ropelab.study.documents.transformer_engine.dispatch import choose
 from ropelab.study.engine.computed import evidence
@@ -60,7 +62,7 @@ def _steps(n: int, sequence: int) -> int:
     return steps
 
 
-@evidence("te_source", "facts of the source (data/sources.toml), and our model of the dispatch")
+@evidence("te_source", "facts of the source (data/sources.toml, data/documents/facts.csv), and our model of the dispatch")
 def source() -> pd.DataFrame:
     """The facts of each version of the dispatch.
 
@@ -74,9 +76,10 @@ def source() -> pd.DataFrame:
         no_tokens: the kernel for no tokens, where this was read.
         guard: whether rows behind the last sequence are left out.
         threads: the number of threads of a block that search.
+        blocks: the number of blocks of the new kernel, where this was read.
     """
     rows = []
-    for fact in facts("dispatch", "transformer_engine"):
+    for fact in map(_dispatch, facts("dispatch", "transformer_engine")):
         variable, forced = fact.get("variable", ""), fact.get("forces", {})
         same = []
         for value, strategy in forced.items():
@@ -88,12 +91,31 @@ def source() -> pd.DataFrame:
             "version": fact["version"], "read": where(fact), "variable": variable, "zero": forced.get("0", ""),
             "one": forced.get("1", ""), "model": all(same), **{name: fact[name] for name in condition},
             "least_dead_blocks": fact.get("least_dead_blocks", 0), "no_tokens": fact.get("no_tokens", ""),
-            "guard": fact["guard"], "threads": fact["threads_that_search"],
+            "guard": fact["guard"], "threads": fact["threads_that_search"], "blocks": fact.get("blocks", ""),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
 
-@evidence("te_parity_tests", "the parametrisation of the tests (data/sources.toml)")
+def _dispatch(fact: dict) -> dict:
+    """The facts of a version, where patterns read them in the file: what each value of the variable returns, and so on.
+
+    Every thread searches where no condition stands before the search. A comparison with ``<`` turns down fewer blocks
+    than named, so that as many are enough.
+    """
+    if "found" not in fact:
+        return fact
+    found, taken = fact["found"], {"false": LEGACY, "true": LINEAR, "": ""}
+    _, comparison, times = re.split(r"(<=?)", found["too_few_blocks"])
+    return fact | {
+        "variable": found["variable"], "forces": {value: taken[found[name]] for value, name in (("0", "zero"), ("1", "one"))},
+        "no_tokens": taken[found["no_tokens"]], "least_sequences": int(found["least_sequences"]),
+        "blocks_per_token": int(times.split()[0]), "more_than": comparison == "<=", "times_cp_size": "cp_size" in times,
+        "guard": bool(found["guard"]), "blocks": found["blocks"],
+        "threads_that_search": WARP * int(found["warps"]) if found["search"].startswith("int b_id") else 1,
+    }  # fmt: skip
+
+
+@evidence("te_parity_tests", "the parametrisation of the tests (data/sources.toml, data/documents/facts.csv)")
 def parity_tests() -> pd.DataFrame:
     """The tests that compare the kernels, of each version whose file is known.
 
@@ -105,11 +127,18 @@ def parity_tests() -> pd.DataFrame:
     """
     rows = []
     for test in facts("test", "transformer_engine"):
-        found = [case for case in cases(test) if case["cp_rank"] < case["cp_size"]]
+        about = {"version": test["version"], "test": test["name"], "read": where(test), "kernels": test["kernels"]}
+        if found := test.get("found"):  # read by patterns
+            rows.append({
+                **about, "float16": "float16" in re.findall(r"\w+", found["dtypes"]), "rank_above_0": found["cp_rank"] != "0",
+                "context_parallel": any(int(size) > 1 for size in found["cp_sizes"].split(",")),
+                "empty": bool(found["zero_length"]),
+            })  # fmt: skip
+            continue
+        each = [case for case in cases(test) if case["cp_rank"] < case["cp_size"]]
         rows.append({
-            "version": test["version"], "test": test["name"], "read": where(test), "kernels": test["kernels"],
-            "float16": any(case["dtype"] == "float16" for case in found),
-            "rank_above_0": any(case["cp_rank"] > 0 for case in found),
-            "context_parallel": any(case["cp_size"] > 1 for case in found), "empty": any(test["zero_length"]),
+            **about, "float16": any(case["dtype"] == "float16" for case in each),
+            "rank_above_0": any(case["cp_rank"] > 0 for case in each),
+            "context_parallel": any(case["cp_size"] > 1 for case in each), "empty": any(test["zero_length"]),
         })  # fmt: skip
     return pd.DataFrame(rows)

@@ -1,24 +1,39 @@
-"""Remarks on the claims of TransformerEngine#3057, whose tests stand in the file of its claims."""
+"""The rule of the claim on TransformerEngine#3057 that is more than a comparison, and remarks."""
 
 import pandas as pd
 
 from ropelab.study.documents.transformer_engine import evidence, findings
 from ropelab.study.documents.transformer_engine.grids import CODE, NEW, OLD, canonical
 from ropelab.study.documents.transformer_engine.measure import SUMMED
-from ropelab.study.engine.ledger import remark
+from ropelab.study.engine import noise
+from ropelab.study.engine.claims import Claim
+from ropelab.study.engine.judging import counted, near
+from ropelab.study.engine.ledger import remark, rule
+from ropelab.study.engine.verdict import Untold, Verdict
 from ropelab.study.engine.words import listed, value_range
 
 
-@remark("TE-01", "te_kernels", "te_published_b")
-def price_of_a_block(kernels: pd.DataFrame, published: pd.DataFrame) -> tuple[str, dict[str, object]]:
+@rule("TE-01", "te_kernels")
+def rows_times_sequences(claim: Claim, kernels: pd.DataFrame) -> Verdict:
+    """The time must be that of the live blocks and one price for each empty block, in every launch of one rank."""
     fit = findings.dead_block_fit(canonical(kernels, (CODE,)))
-    off = (fit[OLD] / fit.fitted_us - 1).abs()
+    if fit.empty:
+        raise Untold(claim.needs)
+    apart = fit[OLD] / fit.fitted_us
+    cells = [near(noise.exact(one).widened(noise.FLOOR)) for one in apart]
+    return counted(cells, claim.quantifier).with_text(
+        f"{findings.block_price(fit)}; the time is {value_range(apart)} of that by this price in {len(fit)} launches",
+        ns=fit.ns_per_dead_block.median(), empty=fit.dead_blocks.max(), within=cells.count(True), fitted=len(fit),
+    )  # fmt: skip
+
+
+@remark("TE-01", "te_published_b")
+def price_of_a_block(published: pd.DataFrame) -> str:
     stated = published.ns_per_dead_block[published.n_seqs >= 128]
     return (
-        f"{findings.block_price(fit)}, in table B {value_range(stated)} ns from 128 sequences on; this price explains "
-        f"{len(fit)} cells within {off.max():.0%}, half of them within {off.median():.0%}; few empty blocks cost less "
+        f"in table B an empty block costs {value_range(stated)} ns from 128 sequences on; few empty blocks cost less "
         "each, because they hide behind live blocks"
-    ), {"ns": fit.ns_per_dead_block.median(), "empty": fit.dead_blocks.max()}
+    )
 
 
 @remark("TE-05", "te_kernels")
