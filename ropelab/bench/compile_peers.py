@@ -108,7 +108,7 @@ class Compiled:
 def read_list(file: Path = LIST) -> list[Compiled]:
     """The libraries of the list."""
     found = tomllib.loads(file.read_text(encoding="utf-8"))
-    commits = {entry["commit"]: entry for entry in reversed(found.get("commit", ()))}  # the first entry has the code
+    commits = {entry["commit"]: entry for entry in found.get("commit", ())}
     libraries = []
     for entry in found.get("compiled", ()):
         commit = commits[entry.pop("commit")]

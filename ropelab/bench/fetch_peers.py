@@ -135,12 +135,14 @@ class Commit:
         commit: the full hash.
         under: the folder of the files in the repository.
         files: the path of each file in this folder -> its checksum (SHA-256). The first file needs the others.
+        read: the same for files that do not run, by their paths in the repository.
     """
 
     repository: str
     commit: str
     under: str
     files: Mapping[str, str]
+    read: Mapping[str, str] = field(default_factory=dict)
     large = False
     runs_here = True
 
@@ -154,7 +156,7 @@ class Commit:
     @property
     def sha256(self) -> dict[str, str]:
         """The path of each file in the repository -> its checksum."""
-        return {f"{self.under}/{file}": sha256 for file, sha256 in self.files.items()}
+        return {f"{self.under}/{file}": sha256 for file, sha256 in self.files.items()} | dict(self.read)
 
     def missing(self, peers: Path) -> list[str]:
         """The paths of the files that ``peers`` does not have."""

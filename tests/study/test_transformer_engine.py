@@ -33,7 +33,7 @@ from ropelab.study.plots.panels import said as title_of
 from tests.interpreter import any_address
 from tests.support import change
 
-HOLDS, OTHER_SIZE, SOME_CELLS, FAILS, UNTOLD = Outcome
+HOLDS, LARGER, SMALLER, SOME_CELLS, FAILS, UNTOLD = Outcome
 OLD, NEW = grids.MODELS.names
 TIMES = ["median_us", "q20_us", "q80_us"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -201,7 +201,7 @@ def test_models_are_named_as_such():
 
 def test_the_dispatch_is_that_of_the_source():
     """The heuristics of data/sources.toml, at either side of their thresholds."""
-    for fact in facts("dispatch", "transformer_engine"):
+    for fact in map(evidence._dispatch, facts("dispatch", "transformer_engine")):
         n, cp_size, tokens = max(2, fact["least_sequences"]), 2, 65536
         blocks = fact["blocks_per_token"] * (cp_size if fact["times_cp_size"] else 1) * tokens
         rows = blocks // n + fact["more_than"]

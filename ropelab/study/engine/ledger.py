@@ -135,11 +135,12 @@ def judge(
     if damaged:
         return untold(f"records that can be believed ({'; '.join(damaged)})").with_basis(Basis.NONE), []
     frames = {name: piece.frame for name, piece in found.items()}
+    weak = f"{WEAK}{claim.weak}" if claim.weak else ""
     if missing:
         verdict = untold(f"{claim.needs} (missing: {', '.join(missing)})").with_basis(Basis.NONE)
         if {*_needed_by(claim.beyond), *remarked} & {*missing}:
             return verdict, []
-        verdict = _with_beyond(verdict, claim, claim.beyond, frames)
+        verdict = _with_beyond(verdict, claim, claim.beyond, frames).with_text("", weak, *claim.remarks)
         return replace(verdict, says=decisive.sentence(claim, frames, verdict)), [*found.values()]
     own_gpu = bool(claim.gpu) and claim.is_of(gpu)
     verdict = _first(claim, frames, own_gpu)
@@ -150,7 +151,6 @@ def judge(
         verdict = untold(lost).beside(elsewhere)
     else:
         verdict = _with_beyond(verdict, claim, claim.beyond, frames)
-    weak = f"{WEAK}{claim.weak}" if claim.weak else ""
     told = says(*(frames[name] for name in remarked)) if says else ""
     text, numbers = (told, {}) if isinstance(told, str) else told
     more = (*claim.remarks, text, _by_our_build(claim, frames), "" if lost else by_another)

@@ -115,8 +115,9 @@ def measured(*folders: str) -> pd.DataFrame:
     for study, frames in sorted(found.items()):
         for timer, cells in pd.concat(frames).groupby("timer"):
             apart = cells.groupby(cells.changed.map({False: "", True: "changed_"}) + cells.what).distance
-            if "distance" in (parts := apart.quantile(SHARE).round(4).reindex(PARTS)).dropna():
-                rows.append((study, timer, *parts, len(apart.get_group("distance")), " ".join(sorted(records[study]))))
+            parts, count = apart.quantile(SHARE).round(4).reindex(PARTS), apart.size().get("distance", 0)
+            if count:
+                rows.append((study, timer, *parts, count, " ".join(sorted(records[study]))))
     return pd.DataFrame(rows, columns=["study", "timer", *PARTS, "cells", "records"])
 
 
