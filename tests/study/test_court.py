@@ -11,8 +11,9 @@ import pytest
 from ropelab.bench import records
 from ropelab.bench.unavailable import Unavailable
 from ropelab.study.engine import comparisons, decisive, judging, kept, ledger, provenance, quotations
+from ropelab.study.engine.builds import Built
 from ropelab.study.engine.claims import AUTHOR, REVIEWER, documents, load_claims
-from ropelab.study.engine.comparisons import DOCUMENT, Built, Comparison
+from ropelab.study.engine.comparisons import DOCUMENT, Comparison
 from ropelab.study.engine.computed import computed
 from ropelab.study.engine.noise import Interval
 from ropelab.study.engine.verdict import Outcome, Quantifier, Verdict
@@ -68,8 +69,8 @@ def frames_of(claim, gpu=GPUS[0]):
             raise Unavailable(f"{name} needs published code")
         frames[name] = piece.frame.copy()
         for contender, like in LIKE.items():
-            if contender not in set(piece.frame.get("contender", ())):
-                rows = frames[name].query("contender == @like") if "contender" in piece.frame else piece.frame[:0]
+            if "contender" in piece.frame and contender not in set(piece.frame.contender):
+                rows = frames[name][frames[name].contender == like]
                 frames[name] = pd.concat([frames[name], rows.assign(contender=contender)], ignore_index=True)
     return frames
 
@@ -80,7 +81,7 @@ def judged(claim, frames):
     def find(name):
         return ledger.Evidence(name, frames[name], "given") if name in frames else evidence(name, GPUS[0])
 
-    return ledger.judge(replace(claim, beyond=(), built=Built(()), lost="", says=""), find)[0]
+    return ledger.judge(replace(claim, beyond=(), built=Built(), lost="", says=""), find)[0]
 
 
 def rows_of(test, frame, side):
@@ -306,11 +307,12 @@ def test_a_claim_whose_protocol_nobody_ran_stands_beyond_its_document():
     (entry,) = (one for one in document.entries if one["id"] == "SG-05")
     wrong = {**entry, "test": [{**entry["test"][0], "protocol": "corrected"}]}
     with pytest.raises(ValueError, match="SG-05: expected the document's protocol in a test that decides"):
-        replace(document, entries=(wrong,)).claims
+        _ = replace(document, entries=(wrong,)).claims
 
 
 def test_an_outcome_does_not_depend_on_which_way_up_its_ratio_is_written():
     """Each ratio of each test, and its limit, against their reciprocals."""
+
     def turned(one):
         return Interval(1 / one.high, 1 / one.value, 1 / one.low)
 

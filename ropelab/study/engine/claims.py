@@ -25,7 +25,8 @@ from typing import Any
 import pandas as pd
 
 from ropelab.bench.records import slug
-from ropelab.study.engine.comparisons import DOCUMENT, LIMITS, Built, Comparison
+from ropelab.study.engine.builds import Built
+from ropelab.study.engine.comparisons import DOCUMENT, LIMITS, Comparison
 from ropelab.study.engine.computed import Evidence
 from ropelab.study.engine.verdict import Basis, Quantifier
 
@@ -73,7 +74,7 @@ class Claim:
     weak: str = ""
     test: tuple[Comparison, ...] = ()
     beyond: tuple[Comparison, ...] = ()
-    built: Built = Built(())
+    built: Built = Built()
     remarks: tuple[str, ...] = ()
 
     def is_of(self, gpu: str | None) -> bool:
@@ -127,11 +128,7 @@ class Document:
     @property
     def claims(self) -> list[Claim]:
         """The claims, in the order of the file."""
-        control = self.built.get("control")
-        built = Built(
-            tuple(self.built.get("contenders", ())),
-            Comparison.read("control", {**self.defaults, **control}) if control else None,
-        )
+        built = Built.read(self.built, self.defaults)
         return [_claim(self.name, entry, self.defaults, built) for entry in self.entries]
 
 
@@ -144,7 +141,9 @@ def _claim(document: str, entry: Mapping[str, Any], defaults: Mapping[str, Any],
     known = {"quantifier": Quantifier(entry["quantifier"]), "basis": Basis[entry["basis"].upper()]}
     found = {**entry, **known, "remarks": tuple(entry.get("remarks", ()))}
     if wrong := [test.what or test.record for test in read("test") if test.protocol != DOCUMENT]:
-        raise ValueError(f"{entry['id']}: expected the document's protocol in a test that decides, got another: {wrong}")
+        raise ValueError(
+            f"{entry['id']}: expected the document's protocol in a test that decides, got another: {wrong}"
+        )
     return Claim(document=document, built=built, **{**found, "test": read("test"), "beyond": read("beyond")})
 
 

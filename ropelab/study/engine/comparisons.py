@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -41,6 +41,9 @@ from ropelab.study.engine.expressions import evaluated, selected
 from ropelab.study.engine.noise import Interval
 from ropelab.study.engine.verdict import Outcome, Quantifier, Untold, Verdict
 from ropelab.study.engine.words import value_range
+
+if TYPE_CHECKING:
+    from ropelab.study.engine.builds import Built
 
 PROTOCOLS = DOCUMENT, CORRECTED = "document", "corrected"
 LIMITS = ("stated", "within", "above", "below", "near", "expect")
@@ -261,32 +264,6 @@ class Comparison:
             for cell, value in values.items()
         ]
         return f"{words}: {', '.join(each)}"
-
-
-@dataclass(frozen=True)
-class Built:
-    """The contenders of a document that this project compiled, and what holds their libraries against published ones.
-
-    Attributes:
-        contenders: patterns of their names.
-        control: the time of one of them over that of the same kernel in a published library; None where no published
-            library has the code.
-    """
-
-    contenders: tuple[str, ...]
-    control: Comparison | None = None
-
-    def runs_in(self, test: Comparison) -> bool:
-        """Whether the test compares times of these contenders."""
-        named = {side.get("contender", "") for side in (test.over, test.under or {})}
-        return not test.quantity and any(fnmatch(name, pattern) for name in named for pattern in self.contenders)
-
-    def off(self, frames: Frames) -> float:
-        """The largest distance of the times from those of the published library; 0 within the noise."""
-        if self.control is None:
-            return 0.0
-        values = self.control.values(frames, "the control of what this project compiled")
-        return max((max(x.value, 1 / x.value) - 1 for x in values.values() if 1.0 not in x), default=0.0)
 
 
 def judged(

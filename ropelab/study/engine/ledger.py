@@ -4,8 +4,9 @@ A claim is judged by the tests of its file (`ropelab.study.engine.comparisons`) 
 and of named evidence that returns a :class:`Verdict`; no other code can set a verdict. The engine finds evidence by
 name, in this order: a frame that the caller hands to :func:`ledger`, a computation that a document registered with
 `ropelab.study.engine.computed.evidence`, a table that the file of a document names, and the committed record of that
-name under ``data/measurements/``. Without evidence a claim cannot be told, and its verdict names what would tell. So
-does a claim that has tests beyond its document alone. A record that cannot be believed (`ropelab.bench.record_checks`) is no evidence, and the verdict says why.
+name under ``data/measurements/``. Without evidence a claim cannot be told, and its verdict names what would tell; so
+does a claim that has tests beyond its document alone. A record that cannot be believed (`ropelab.bench.record_checks`)
+is no evidence, and the verdict says why.
 
 Where the published code of a claim is not at hand, its verdict is the one that was kept, and says so
 (`ropelab.study.engine.kept`).
@@ -25,11 +26,11 @@ import pandas as pd
 
 from ropelab.bench import records as measurements
 from ropelab.bench.records import MEASUREMENTS, Selection, Where
-from ropelab.study.engine import decisive, kept, provenance
+from ropelab.study.engine import builds, decisive, kept, provenance
 from ropelab.study.engine.claims import AUTHOR, Claim, load_claims, typed
 from ropelab.study.engine.comparisons import Comparison, judged
 from ropelab.study.engine.computed import Evidence, computed
-from ropelab.study.engine.repeats import LIBRARY, between_runs, by_any_method
+from ropelab.study.engine.repeats import between_runs, by_any_method
 from ropelab.study.engine.verdict import Basis, Outcome, Untold, Verdict, untold
 from ropelab.study.engine.words import followed
 
@@ -120,7 +121,11 @@ def judge(
         raise ValueError(f"claim {claim.id}: expected a test in its file or a rule in its package, got none")
     says, remarked = _REMARKS.get(claim.id, (None, ()))
     first = _RULES[claim.id].evidence if claim.id in _RULES else _needed_by(claim.test)
-    names = list(dict.fromkeys((*first, *_needed_by(claim.beyond), *_needed_by(_controls(claim)))))
+    names = list(
+        dict.fromkeys(
+            (*first, *_needed_by(claim.beyond), *_needed_by(claim.built.controls(*claim.test, *claim.beyond)))
+        )
+    )
     found, missing, damaged = {}, [], []
     for name in dict.fromkeys((*names, *remarked)):
         try:
@@ -144,7 +149,6 @@ def judge(
         return replace(verdict, says=decisive.sentence(claim, frames, verdict)), [*found.values()]
     own_gpu = bool(claim.gpu) and claim.is_of(gpu)
     verdict = _first(claim, frames, own_gpu)
-    by_another = "" if verdict.outcome is Outcome.UNTOLD else _by_another_method(claim, frames, own_gpu, verdict)
     lost = claim.lost or ("" if claim.is_of(gpu) else f"times on an {claim.gpu}")
     if lost:  # what was measured without it lies beyond the document
         elsewhere = _with_beyond(verdict, claim, (*claim.test, *claim.beyond), frames).beyond or verdict
@@ -153,7 +157,9 @@ def judge(
         verdict = _with_beyond(verdict, claim, claim.beyond, frames)
     told = says(*(frames[name] for name in remarked)) if says else ""
     text, numbers = (told, {}) if isinstance(told, str) else told
-    more = (*claim.remarks, text, _by_our_build(claim, frames), "" if lost else by_another)
+    more = [*claim.remarks, text, claim.built.said(claim.test, frames)]
+    if verdict.outcome is not Outcome.UNTOLD:
+        more.append(_by_another_method(claim, frames, own_gpu, verdict.outcome))
     verdict = verdict.with_text(verdict.measured, weak, *more, **numbers)
     says_it = decisive.sentence(claim, frames, verdict)
     return replace(verdict, basis=verdict.basis or claim.basis, says=says_it), [found[name] for name in names]
@@ -163,50 +169,12 @@ def _needed_by(tests: Iterable[Comparison]) -> list[str]:
     return [name for test in tests for name in test.evidence]
 
 
-def _controls(claim: Claim) -> list[Comparison]:
-    """The control of what this project compiled, if the claim rests on times of it."""
-    runs = any(claim.built.runs_in(test) for test in (*claim.test, *claim.beyond))
-    return [claim.built.control] if runs and claim.built.control else []
-
-
-def _by_our_build(claim: Claim, frames: Mapping[str, pd.DataFrame]) -> str:
-    """What is known of the libraries that this project compiled, if the claim rests on times of them; "" if not."""
-    if not any(claim.built.runs_in(test) for test in claim.test):
-        return ""
-    if claim.built.control is None:
-        return "compiled by this project; no published library has the code, so that nothing controls the build"
-    off = claim.built.off(frames)
-    return f"compiled by this project: {claim.built.control.what} is up to {off:.1%} off 1" if off else ""
-
-
-def _other_builds(names: Iterable[str], where: Selection) -> str:
-    """The GPUs whose records of these names ran another build of a library that this project compiled, in words."""
-    others: dict[str, None] = {}
-    for name in names:
-        of = {gpu: _builds(name, Selection(where.directory, gpu)) for gpu in measurements.gpus(where.directory)}
-        mine = of.get(where.gpu or "", {})
-        others |= {short(gpu): None for gpu, builds in of.items() if any(builds.get(x, y) != y for x, y in mine.items())}
-    return followed("another build of the compiled code ran on ", (f"an {gpu}" for gpu in others))
-
-
-def _builds(name: str, where: Selection) -> dict[str, str]:
-    """The checksum of each library that this project compiled and the record names."""
-    try:
-        peers = measurements.load(name, where).provenance.get("peers") or {}
-    except measurements.Unusable:
-        return {}
-    return {library: checksum for library, checksum in peers.items() if LIBRARY.search(library)}
-
-
-def _by_another_method(
-    claim: Claim, frames: Mapping[str, pd.DataFrame], own_gpu: bool, verdict: Verdict
-) -> str:  # fmt: skip
+def _by_another_method(claim: Claim, frames: Mapping[str, pd.DataFrame], own_gpu: bool, outcome: Outcome) -> str:
     """The outcome if runs lie as far apart as those of two timers or builds, where it is another one; else ""."""
     wider = {name: by_any_method(name, frame) if "between_runs" in frame else frame for name, frame in frames.items()}
     other = _first(claim, wider, own_gpu)
-    return "" if other.outcome is verdict.outcome else (
-        f"earlier records by another timer or build lie so far apart that it could also be: {other.words}"
-    )
+    said = f"earlier records by another timer or build lie so far apart that it could also be: {other.words}"
+    return "" if other.outcome is outcome else said
 
 
 def _first(claim: Claim, frames: Mapping[str, pd.DataFrame], own_gpu: bool) -> Verdict:
@@ -280,8 +248,10 @@ def ledger(
         verdict, pieces = judge(claim, find, where.gpu)
         if not given:
             verdict = kept.instead(claim, verdict)
-            timed = {test.record for test in claim.test if claim.built.runs_in(test)}
-            verdict = verdict.with_text(verdict.measured, _other_builds(timed, where))
+            compiled = dict.fromkeys(test.record for test in claim.test if claim.built.runs_in(test))
+            elsewhere = [f"an {short(gpu)}" for gpu in builds.others(compiled, where)]
+            said = followed("another build of the compiled code ran on ", elsewhere)
+            verdict = verdict.with_text(verdict.measured, said)
         beyond = verdict.beyond
         rows.append(
             {

@@ -47,7 +47,9 @@ CELL = [
 
 @cache
 def _table(path: Path = REPEATS) -> pd.DataFrame:
-    return pd.read_csv(path, keep_default_na=False, na_values={name: [""] for name in PARTS}).set_index(["study", "timer"])
+    return pd.read_csv(path, keep_default_na=False, na_values={name: [""] for name in PARTS}).set_index(
+        ["study", "timer"]
+    )
 
 
 def between_runs(study: str, frame: pd.DataFrame, part: str = "distance") -> pd.Series:

@@ -62,7 +62,9 @@ def _steps(n: int, sequence: int) -> int:
     return steps
 
 
-@evidence("te_source", "facts of the source (data/sources.toml, data/documents/facts.csv), and our model of the dispatch")
+@evidence(
+    "te_source", "facts of the source (data/sources.toml, data/documents/facts.csv), and our model of the dispatch"
+)
 def source() -> pd.DataFrame:
     """The facts of each version of the dispatch.
 
@@ -107,7 +109,7 @@ def _dispatch(fact: dict) -> dict:
     found, taken = fact["found"], {"false": LEGACY, "true": LINEAR, "": ""}
     _, comparison, times = re.split(r"(<=?)", found["too_few_blocks"])
     return fact | {
-        "variable": found["variable"], "forces": {value: taken[found[name]] for value, name in (("0", "zero"), ("1", "one"))},
+        "variable": found["variable"], "forces": {"0": taken[found["zero"]], "1": taken[found["one"]]},
         "no_tokens": taken[found["no_tokens"]], "least_sequences": int(found["least_sequences"]),
         "blocks_per_token": int(times.split()[0]), "more_than": comparison == "<=", "times_cp_size": "cp_size" in times,
         "guard": bool(found["guard"]), "blocks": found["blocks"],
@@ -130,7 +132,8 @@ def parity_tests() -> pd.DataFrame:
         about = {"version": test["version"], "test": test["name"], "read": where(test), "kernels": test["kernels"]}
         if found := test.get("found"):  # read by patterns
             rows.append({
-                **about, "float16": "float16" in re.findall(r"\w+", found["dtypes"]), "rank_above_0": found["cp_rank"] != "0",
+                **about, "float16": "float16" in re.findall(r"\w+", found["dtypes"]),
+                "rank_above_0": found["cp_rank"] != "0",
                 "context_parallel": any(int(size) > 1 for size in found["cp_sizes"].split(",")),
                 "empty": bool(found["zero_length"]),
             })  # fmt: skip
