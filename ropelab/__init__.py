@@ -1,4 +1,4 @@
-"""Rotary position embedding for PyTorch at the speed of a memory copy."""
+"""Rotary position embedding for PyTorch at nearly the speed of a memory copy."""
 
 from importlib.util import find_spec as _find_spec
 

@@ -204,7 +204,7 @@ def test_shortfalls_follow_the_records():
     slow.loc[slow.contender == "compile", "median_us"] *= 3
     slow.loc[slow.contender == "compile", "fraction_of_copy"] /= 3
     then = shortfalls.sentences(frames | {"deepspeed_table": slow})
-    assert then[:-1] == now[:-1] and " % faster (in " in now[-1] and " % slower" in then[-1]
+    assert then[:-1] == now[:-1] and " as fast within 1% in " in now[-1] and " % slower" in then[-1]
     assert "is out of reach" in now[-1] and "is within reach in 12 cases" in then[-1]
 
     fast = frames["sglang_protocols"].copy()

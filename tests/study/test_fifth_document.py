@@ -67,6 +67,7 @@ record = "made_up_times"
 over = "slow"
 under = "fast"
 cell = ["tokens"]
+protocol = "document"
 above = 1.0
 
 [[claim]]

@@ -96,12 +96,15 @@ def update(files: Iterable[Path] | None = None) -> None:
 
 def _picture(record: records.Record, heads: records.Record) -> str:
     """The figure of chosen sizes in HTML, in the theme of the page on GitHub, and the median of drawn calls."""
-    words = speed_figure.words(_fractions(record), record.provenance["gpu"]["name"])
+    fractions = _fractions(record)
+    words = speed_figure.words(fractions, record.provenance["gpu"]["name"])
+    ours = fractions["ropelab"]
+    chosen = f"The figure has {len(ours)} chosen cases, in which ropelab runs at {value_range(ours)} of a copy."
     dark, light = (f"data/figures/speed-{theme}.svg" for theme in ("dark", "light"))
     return (
         f'<picture>\n<source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
         f'<img src="{light}" width="640" alt="{words}">\n</picture>\n\n'
-        f"{textwrap.fill(f'The figure has chosen sizes. {dense.drawn_sentence(heads.frame)}', 118)}\n"
+        f"{textwrap.fill(f'{chosen} {dense.drawn_sentence(heads.frame)}', 118)}\n"
     )
 
 
@@ -222,8 +225,16 @@ def claims(ledger: pd.DataFrame) -> str:
 
 
 def outcomes(ledger: pd.DataFrame) -> str:
-    """The number of claims by outcome: a row for the authors of each document, and one for all reviewers."""
-    return _counts(ledger, "outcome", list(Outcome))
+    """The number of claims by outcome: a row for the authors of each document, and one for all reviewers.
+
+    Below them stands for how many claims published code ran.
+    """
+    ran = ledger.basis.isin([Basis.PACKAGE, Basis.CODE, Basis.LAYER]).sum()
+    said = (
+        f"Published code ran for {ran} of the {len(ledger)} claims; the others rest on published files, printed "
+        "numbers, typed facts or our models, or have no evidence yet."
+    )
+    return f"{_counts(ledger, 'outcome', list(Outcome))}\n{textwrap.fill(said, 118)}\n"
 
 
 def _counts(ledger: pd.DataFrame, axis: str, names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study.documents.deepspeed import findings as deepspeed
 from ropelab.study.documents.sglang.contenders import FLASH_PACKED, FLASHINFER, OURS_CACHE, PERSISTENT
 from ropelab.study.documents.sglang.steps import timed_alike
+from ropelab.study.engine.noise import FLOOR
 from ropelab.study.engine.words import value_range
 from ropelab.study.topics.performance.comparison import OURS, timed
 from ropelab.study.topics.performance.findings import MANY, ONE, READS_TWICE, SKEWED
@@ -140,9 +141,14 @@ def _ratio(theirs: pd.Series, ours: pd.Series) -> pd.Series:
 
 
 def _faster(theirs: pd.Series, ours: pd.Series) -> str:
-    """How much faster they are, ``"up to 4 % faster in 3 of 15 cases"``, or how much slower at least."""
-    ratio = _ratio(theirs, ours)
-    faster = ratio < 1
+    """How much faster they are, ``"up to 4 % faster in 3 of 15 cases"``, or how much slower at least.
+
+    What lies within the noise of any time is no difference.
+    """
+    ratio, noise = _ratio(theirs, ours), 1 + FLOOR
+    faster, alike = ratio < 1 / noise, ratio.between(1 / noise, noise)
     if faster.any():
         return f"up to {100 * (1 - ratio.min()):.1f} % faster (in {faster.sum()} of {len(ratio)} cases)"
+    if alike.any():
+        return f"as fast within {FLOOR:.0%} in {alike.sum()} of {len(ratio)} cases, and nowhere faster"
     return f"at least {100 * (ratio.min() - 1):.1f} % slower"
