@@ -15,6 +15,8 @@ from ropelab.bench import packages, records
 from ropelab.bench.peers import te_source
 from ropelab.study.documents.deepspeed import peers
 from ropelab.study.documents.sglang import kernels
+from ropelab.study.engine import kept
+from ropelab.study.engine.claims import documents
 from ropelab.study.site.summary import COLUMNS
 from tests.environments import ROOT, run
 from tests.interop.deepspeed_package import deepspeed_sequence
@@ -35,6 +37,8 @@ NEEDS = {
     for path in PLAIN
     if path.stem.startswith(("ptxas", "transformers", "float32"))
 }
+NUMBER = r"(?<![\d.])\d+\.\d+(?![\d.]*\d)"
+"""A number with decimals, and no version."""
 by_name = pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
 
 
@@ -80,10 +84,23 @@ def test_a_report_names_a_reproduction(path):
 @by_name
 def test_verdicts_and_figures_are_those_of_the_court(path):
     with (ROOT / "data" / "verdicts.csv").open() as file:
-        kept = {(row["gpu"], row["id"]): "\n".join(row.values()) for row in csv.DictReader(file)}
+        verdicts = {(row["gpu"], row["id"]): row for row in csv.DictReader(file)}
     for claim, _, *cells in (row for row in rows(path) if re.fullmatch(r"[A-Z]{2}-\d\d", row[0])):
-        for gpu, cell in zip(GPUS, cells, strict=True):
-            assert cell in kept[gpu, claim], f"{claim} on {gpu}: {cell}"
+        for gpu, cell in zip(GPUS, cells[:-1], strict=True):
+            assert cell in "\n".join(verdicts[gpu, claim].values()), f"{claim} on {gpu}: {cell}"
+        assert cells[-1] == verdicts[GPUS[1], claim]["words"], claim
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda document: document.key)
+def test_the_sentences_of_a_letter_have_the_numbers_of_the_verdicts(document):
+    (path,) = UPSTREAM.glob(f"{document.key}_*.md")
+    verdicts = kept.read()
+    verdicts = verdicts[verdicts.id.isin([claim.id for claim in document.claims])].drop(columns="commit")
+    known = {*re.findall(NUMBER, " ".join(verdicts.to_numpy().ravel()))}
+    known |= {number for claim in document.claims for number in claim.numbers}
+    prose = re.sub(r"```.*?```|^[|].*?$|^Times in UTC.*", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    said = {*re.findall(NUMBER, prose)}
+    assert said <= known, said - known
 
 
 @by_name

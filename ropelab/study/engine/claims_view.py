@@ -78,7 +78,7 @@ def said(row: dict) -> tuple[str, str]:
 
 def _in_words(words: str) -> str:
     """The outcome as the end of a sentence that begins with the claim."""
-    return f"has an effect that is {words}" if words.startswith((Outcome.LARGER, Outcome.SMALLER)) else words
+    return f"has an effect that is {words}" if words.startswith(("larger", "smaller")) else words
 
 
 def _elsewhere(row: dict, gpu: str) -> str:

@@ -100,6 +100,8 @@ class Verdict:
     def words(self) -> str:
         """The outcome with its numbers: "larger than stated (2.41 times the effect)", "holds (2 cells undecided)"."""
         said = f"holds in {self.cells[0]} of {self.cells[1]} cells" if self.cells else str(self.outcome)
+        if self.sizes and self.sizes[0] < 1 < self.sizes[1]:
+            said = "smaller and larger than stated"
         if self.outcome is Outcome.UNTOLD:
             return said
         more = [f"{value_range(self.sizes)} times the effect"] if self.sizes else []
