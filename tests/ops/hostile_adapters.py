@@ -198,8 +198,8 @@ def tensors(call: dict[str, Any]) -> dict[str, torch.Tensor]:
         for name, value in call.items()
         for i, x in enumerate(value if isinstance(value, (tuple, list)) else (value,))
     }
-    dense = (x for x in parts.items() if isinstance(x[1], torch.Tensor) and x[1].layout is torch.strided)
-    return {name: x for name, x in dense if not x.is_meta}
+    found = ((name, x) for name, x in parts.items() if isinstance(x, torch.Tensor) and not x.is_nested)
+    return {name: x for name, x in found if x.layout is torch.strided and not x.is_meta}
 
 
 def contents(call: dict[str, Any]) -> dict[str, torch.Tensor]:

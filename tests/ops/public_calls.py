@@ -65,6 +65,7 @@ PUBLIC = {
     "apply_rope, frequencies": of(
         ropelab.apply_rope, "below 0", q=Q, k=K, frequencies=ropelab.rotary_frequencies(16), offsets=3, inplace=True
     ),
+    "apply_rope, in place": of(ropelab.apply_rope, "below 0", q=Q, k=K, **TABLES, offsets=1, inplace=True),
     "apply_rope, axes": of(
         ropelab.apply_rope, q=Q, k=K, **TABLES, positions=torch.arange(8).view(2, 4) % 5, axes=(0, 0, 1, 1, 0, 0, 1, 1)
     ),

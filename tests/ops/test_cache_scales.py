@@ -11,7 +11,6 @@ from ropelab.conformance.cache_bounds import float8_bound, row_scale
 from ropelab.kernels.float8 import FLOAT8_DTYPES, SMALLEST_SCALE
 from ropelab.layout.pairing import LAYOUTS
 from tests.ops.test_paged_cache import POISON, assert_equal, example, latent_example, quantized
-from tests.ops.test_paged_cache_calls import change
 
 MOST = torch.finfo(torch.float32).max
 
@@ -247,81 +246,6 @@ def test_scales_within_the_memory_of_the_cache(device):
         assert_equal(found, right)
     with pytest.raises(ValueError, match="k_scale_cache: expected memory disjoint from key_cache's, got overlapping"):
         call(k_scale_cache=floats[:, 0, ..., 3], v_scale_cache=scales[1])
-
-
-F8 = {name: lambda x: x.to(FLOAT8_DTYPES[0]) for name in ("key_cache", "value_cache")}
-SCALES = {"k_scale_cache": torch.zeros(7, 4, 3), "v_scale_cache": torch.zeros(7, 4, 3)}
-BAD = {
-    "no need": (SCALES, "k_scale_cache: expected no scale for the dtype of key_cache, float32, got a scale"),
-    "no 8-bit q": ({"q_scale_out": torch.zeros(7, 5)}, "q_scale_out: expected no scale for the dtype of q_out"),
-    "q of other heads": (
-        {"q_scale_out": torch.zeros(7, 4)},
-        r"q_scale_out: expected shape \(7, 5, 1\), got \(7, 4, 1\)",
-    ),
-    "q of rank 3": ({"q_scale_out": torch.zeros(7, 5, 1)}, r"q_scale_out: expected shape \(7, 5\), got \(7, 5, 1\)"),
-    "float64": (
-        F8 | SCALES | {"k_scale_cache": torch.zeros(7, 4, 3).double()},
-        "k_scale_cache: expected one of float32, got float64",
-    ),
-    "other blocks": (
-        F8 | SCALES | {"v_scale_cache": torch.zeros(6, 4, 3)},
-        r"v_scale_cache: expected shape \(7, 4, 3\), got \(6, 4, 3\)",
-    ),
-    "elsewhere": (
-        F8 | SCALES | {"v_scale_cache": torch.zeros(7, 4, 3, device="meta")},
-        "v_scale_cache: expected q's device cpu, got meta",
-    ),
-    "only the keys": (
-        F8 | {"k_scale_cache": torch.zeros(7, 4, 3)},
-        "v_scale_cache: expected a torch.Tensor beside k_scale_cache, got None",
-    ),
-    "a number": (F8 | SCALES | {"v_scale_cache": 1.0}, "v_scale_cache: expected a torch.Tensor, got float 1.0"),
-    "both": (
-        F8 | SCALES | {"k_scale": torch.ones(1)},
-        "k_scale: expected None, because the call makes the scales of key_cache, got a tensor",
-    ),
-    "one place": (
-        F8 | SCALES | {"k_scale_cache": torch.zeros(1, 1, 3).expand(7, 4, 3)},
-        "k_scale_cache: expected elements at distinct addresses",
-    ),
-    "with a gradient": (
-        F8 | SCALES | {"k_scale_cache": torch.zeros(7, 4, 3, requires_grad=True)},
-        "k_scale_cache: expected a tensor without grad",
-    ),
-    "dtypes that share": (
-        F8 | {"value_cache": lambda x: x.to(FLOAT8_DTYPES[1])} | dict.fromkeys(SCALES, torch.zeros(7, 4, 3)),
-        "value_cache: expected key_cache's dtype float8_e4m3fn for a scale that both share, got float8_e5m2",
-    ),
-}
-
-
-@pytest.mark.parametrize("wrong", BAD)
-def test_wrong_scales_are_named_before_anything_is_written(torch_backend, wrong):
-    changes, match = BAD[wrong]
-    call = change(example(), **changes)
-    with pytest.raises((TypeError, ValueError), match=match):
-        call()
-    assert (call.key_cache.float() == POISON).all()
-
-
-@pytest.mark.parametrize(
-    "change, match",
-    [
-        (
-            {"kv_scale_cache": torch.zeros(5, 3, 1)},
-            r"kv_scale_cache: expected shape \[blocks, block_size\], got \(5, 3, 1\)",
-        ),
-        ({"kv_scale_cache": torch.zeros(5, 2)}, r"kv_scale_cache: expected shape \(5, 3, 1\), got \(5, 2, 1\)"),
-        (
-            {"kv_scale_cache": torch.zeros(5, 3), "kv_scale": torch.ones(1)},
-            "kv_scale: expected None, because the call makes the scales of kv_cache, got a tensor",
-        ),
-    ],
-)
-def test_wrong_scales_of_latent_attention(change, match):
-    arguments, options = latent_example("cpu", cache_dtype=FLOAT8_DTYPES[0])
-    with pytest.raises(ValueError, match=match):
-        ropelab.mla_rope_and_cache(*arguments, **options | change)
 
 
 # -------------------------------------------------------------------------------------------------------- compilers

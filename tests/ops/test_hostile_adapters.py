@@ -3,6 +3,7 @@
 Public functions and adapters take generated calls: each argument of a valid call becomes a value that cannot be meant.
 """
 
+import itertools
 import re
 from inspect import signature
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import ropelab
+from tests.ops.boundaries import BOUNDARIES
 from tests.ops.hostile_adapters import (
     ADAPTERS,
     OF_ANOTHER_TYPE,
@@ -23,6 +25,7 @@ from tests.ops.hostile_adapters import (
 )
 from tests.ops.hostile_calls import CONFIG
 from tests.ops.public_calls import OPERATIONS, PUBLIC, functions
+from tests.support import forget
 
 CALLS = PUBLIC | ADAPTERS
 
@@ -38,7 +41,7 @@ def outcome(function, call, *, argument=None, finite=False):
     try:
         found = function(**call)
     except (TypeError, ValueError) as error:
-        begins = re.match(r"(\w+)\S*: expected", str(error))
+        begins = re.match(r"(\w+)\S*: expected .*\bgot\b", str(error), re.DOTALL)
         named = {argument} if argument else signature(function).parameters
         if not begins or begins[1] not in named:
             return f"{type(error).__name__}: {error}"
@@ -61,6 +64,21 @@ def test_a_hostile_value_is_refused_by_name_and_nothing_is_written(torch_backend
         found = outcome(function, call, argument=named, finite=kind in ("huge", "minus huge", "tiny"))
         if found != "refused" and not (kind in SOME_FIT and found == "right"):
             wrong.append(f"{argument} = {what}: {found}")
+    assert not wrong, f"{len(wrong)} calls:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", BOUNDARIES)
+def test_a_boundary_is_refused_by_name_and_nothing_is_written(torch_backend, monkeypatch, name):
+    """Also where others have prepared the call."""
+    wrong, (function, arguments, _) = [], CALLS[name]
+    for remembered, row in itertools.product((False, True), BOUNDARIES[name]):
+        (changes, named), call = row, arguments()
+        forget(monkeypatch)
+        if remembered:
+            function(**arguments())
+        call |= {x: value(call[x]) if callable(value) else value for x, value in changes.items()}
+        if (found := outcome(function, call, argument=named)) != "refused":
+            wrong.append(f"row {next(i for i, x in enumerate(BOUNDARIES[name]) if x is row)}, {[*row[0]]}: {found}")
     assert not wrong, f"{len(wrong)} calls:\n" + "\n".join(wrong)
 
 

@@ -1,7 +1,6 @@
 """The heads of multi-head latent attention: against the definition, for the torch path and the Triton kernels alike."""
 
 import itertools
-import re
 from functools import partial
 
 import numpy as np
@@ -339,33 +338,6 @@ def test_views_in_place():
 
 
 # ------------------------------------------------------------------------------------------------------------ errors
-
-
-def test_wrong_arguments_are_named():
-    shape = (1, 3, 4, 6, 8, 5)
-    (q, kv, k_pe), _ = tensors(shape)
-    where = tables(shape)
-
-    def said(message, function=ropelab.assemble_mla, arguments=(q, kv, k_pe), error=ValueError, **options):
-        with pytest.raises(error, match=re.escape(message)):
-            function(*arguments, **(where | options))
-
-    said("k_pe: expected shape (1, 3, 1, 8), with one head", arguments=(q, kv, k_pe.expand(-1, -1, 4, -1)))
-    said("kv: expected more than nope_dim = 6 features", arguments=(q, kv[..., :6], k_pe))
-    said("k_pe: expected kv's dtype float32, got float64", arguments=(q, kv, k_pe.double()), error=TypeError)
-    said("q: expected at least the 8 features of k_pe", arguments=(q[..., :7], kv, k_pe))
-    said("cos: expected a row for each of 3 positions from 62 on", offsets=62)
-    said("copy_value: expected a bool", copy_value=1, error=TypeError)
-    said("seq_format: expected one of", seq_format="hbsd")
-    said("out_layout: expected one of", out_layout="halves")
-    said("cos: expected 4 columns (one per pair) or 8 columns", cos=where["cos"][:, :3], sin=where["sin"][:, :3])
-    said("consume: expected False without inplace", ropelab.rotate_mla_query, (q, 6), consume=True)
-    said("nope_dim: expected an integer", ropelab.assemble_mla_kv, (kv, k_pe, 6.0), error=TypeError)
-    said("sin: expected a table without grad", sin=where["sin"].clone().requires_grad_())
-    said("positions: expected |positions| below the 64 rows", positions=torch.tensor([0, 1, 64]))
-    with torch.inference_mode():
-        frozen = q.detach().clone()
-    said("q: expected a tensor that is not an inference", ropelab.rotate_mla_query, (frozen, 6), inplace=True)
 
 
 def test_the_lanes_are_those_of_the_bound():

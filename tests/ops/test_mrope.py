@@ -192,32 +192,6 @@ def test_a_cuda_graph_reads_new_positions():
     assert torch.equal(y, apply_rope(q, k, **tables, positions=positions, axes=axes)[0])
 
 
-GOOD = {"positions": torch.zeros(3, 5, dtype=torch.int64), "axes": (0, 1, 2) * 2}
-REFUSED = {
-    "no positions": ({"positions": None}, "axes: expected positions beside axes, got None"),
-    "offsets": ({"positions": None, "offsets": torch.tensor([1])}, "axes: expected positions beside axes, got None"),
-    "too few pairs": ({"axes": (0, 1, 2)}, "axes: expected an axis for each of 6 pairs, got 3"),
-    "none": ({"axes": ()}, "axes: expected an axis for each pair, got none"),
-    "negative": ({"axes": (0, 1, -1) * 2}, r"axes\[2\]: expected an integer >= 0"),
-    "floats": ({"axes": (0.0, 1.0, 2.0) * 2}, r"axes\[0\]: expected an integer, got float 0.0"),
-    "a tensor": ({"axes": torch.zeros(6)}, "axes: expected a sequence, got Tensor"),
-    "one axis": ({"positions": torch.zeros(5, dtype=torch.int64)}, r"positions: expected shape \(3, 5\) or"),
-    "two axes": ({"positions": torch.zeros(2, 5, dtype=torch.int64)}, r"positions: expected shape \(3, 5\) or"),
-    "the axes last": ({"positions": torch.zeros(5, 3, dtype=torch.int64)}, r"positions: expected shape \(3, 5\) or"),
-    "a row beyond": ({"positions": torch.full((3, 5), ROWS)}, "positions: expected .positions. below the 40"),
-    "a column for each feature": (
-        {"rotary_slice": (0, 6), "axes": (0, 1, 2)}, "cos: expected 3 columns, a column per pair, beside axes, got 6",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
-def test_refuses(change, message):
-    cos, sin = ropelab.rotary_table(ROWS, 12)
-    with pytest.raises((TypeError, ValueError), match=message):
-        apply_rope(draw(1, 5, 2, 16), **{"cos": cos, "sin": sin, **GOOD, **change})
-
-
 def test_positions_may_have_further_axes(device):
     (q, _), tables, positions = inputs(device, 16, (0, 1) * 4)
     further = torch.cat((positions, torch.full_like(positions[:1], NO_POSITION)))

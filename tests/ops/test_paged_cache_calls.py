@@ -6,7 +6,6 @@ import torch
 import ropelab
 from ropelab.call import operation
 from ropelab.kernels import INTERPRETED, addressing
-from ropelab.kernels.float8 import FLOAT8_DTYPES
 from tests.ops.test_paged_cache import POISON, assert_equal, example
 from tests.support import forget
 
@@ -23,77 +22,6 @@ def change(call, **changes):
             before = call.options.get(name)
             call.options[name] = x(before) if callable(x) else x
     return call
-
-
-FLOAT8 = {"key_cache": lambda x: x.to(FLOAT8_DTYPES[0]), "value_cache": lambda x: x.to(FLOAT8_DTYPES[0])}
-BAD = {
-    "q of rank 4": ({"q": lambda x: x[None]}, "q: expected shape thd of rank 3"),
-    "no k": ({"k": None}, "k: expected a torch.Tensor, got None"),
-    "no slots": ({"slot_mapping": None}, "slot_mapping: expected a torch.Tensor, got None"),
-    "v of other heads": ({"v": lambda x: x[:, :2]}, "v: expected k's number of heads 3, got 2"),
-    "v of other tokens": ({"v": lambda x: x[:6]}, "v: expected k's sequence length 7, got 6"),
-    "v without features": ({"v": lambda x: x[..., :0]}, "v: expected at least one feature"),
-    "v elsewhere": ({"v": lambda x: x.to("meta")}, "v: expected q's device cpu, got meta"),
-    "cache of rank 3": ({"key_cache": lambda x: x[0]}, r"key_cache: expected shape \[blocks, block_size, 3, 16\], got"),
-    "cache in the order HND": (
-        {"key_cache": lambda x: x.transpose(1, 2)},
-        r"key_cache: expected shape \[blocks, block_size, 3, 16\], got \(7, 3, 4, 16\)",
-    ),
-    "empty blocks": ({"key_cache": lambda x: x[:, :0]}, r"key_cache: expected shape \[blocks, block_size, 3, 16\]"),
-    "other blocks": (
-        {"value_cache": lambda x: x[:6]},
-        r"value_cache: expected key_cache's blocks and block_size \(7, 4\), got \(6, 4\)",
-    ),
-    "features apart": (
-        {"key_cache": lambda x: torch.cat((x, x), -1)[..., ::2]},
-        "key_cache: expected adjacent features",
-    ),
-    "one place for all tokens": (
-        {"key_cache": lambda x: x[:1].expand(7, 4, 3, 16)},
-        "key_cache: expected elements at distinct addresses",
-    ),
-    "bytes": ({"key_cache": lambda x: x.to(torch.uint8)}, "key_cache: expected one of .*float8_e4m3fn.* got uint8"),
-    "slots of rank 2": ({"slot_mapping": lambda x: x[None]}, r"slot_mapping: expected shape \[slots\], got \(1, 7\)"),
-    "slots of floats": ({"slot_mapping": lambda x: x.float()}, "slot_mapping: expected one of int32, int64, got float"),
-    "too many slots": ({"slot_mapping": torch.arange(8)}, "slot_mapping: expected at most a slot for each of 7 tokens"),
-    "slots elsewhere": ({"slot_mapping": lambda x: x.to("meta")}, "slot_mapping: expected q's device cpu, got meta"),
-    "one weight": ({"q_weight": torch.ones(16)}, "k_weight: expected a torch.Tensor beside q_weight, got None"),
-    "a short weight": (
-        {"q_weight": torch.ones(8), "k_weight": torch.ones(8)},
-        r"q_weight: expected shape \(16,\)",
-    ),
-    "a scale without need": ({"k_scale": torch.ones(1)}, "k_scale: expected no scale for the dtype of key_cache"),
-    "a scale of q": ({"q_scale": torch.ones(1)}, "q_scale: expected no scale for the dtype of q_out, float32"),
-    "scales of other heads": ({**FLOAT8, "k_scale": torch.ones(2)}, r"k_scale: expected shape \(\), \(1,\) or \(3,\)"),
-    "a scale in float64": ({**FLOAT8, "v_scale": torch.ones(3).double()}, "v_scale: expected one of float32, got"),
-    "a number": ({**FLOAT8, "v_scale": 1.0}, "v_scale: expected a torch.Tensor, got float 1.0"),
-    "scales apart": ({**FLOAT8, "v_scale": torch.ones(6)[::2]}, "v_scale: expected a contiguous tensor"),
-    "an output of another shape": ({"q_out": torch.zeros(7, 5, 8)}, r"q_out: expected shape \(7, 5, 16\)"),
-    "an output of another dtype": ({"k_out": torch.zeros(7, 3, 16).half()}, "k_out: expected one of float32, got"),
-    "8-bit floats for k_out": (
-        {"k_out": torch.zeros(7, 3, 16).to(FLOAT8_DTYPES[0])},
-        "k_out: expected one of float32, got float8_e4m3fn",
-    ),
-    "an unknown layout": ({"layout": "neox"}, "layout: expected one of"),
-    "a position without a row": ({"positions": torch.full((7,), 27)}, "positions: expected |positions| below"),
-    "positions beside offsets": ({"offsets": 3}, "offsets: expected no offsets beside positions"),
-    "negative eps": ({"eps": -1.0}, "eps: expected a finite number >= 0"),
-    "an offset that is no number": ({"weight_offset": None}, "weight_offset: expected a number"),
-    "q with a gradient": ({"q": grad}, r"q: expected a tensor without grad, or torch.no_grad\(\)"),
-    "a cache with a gradient": ({"key_cache": grad}, "key_cache: expected a tensor without grad"),
-    "a table with a gradient": ({"cos": grad}, "cos: expected a tensor without grad"),
-}
-
-
-@pytest.mark.parametrize("wrong", BAD)
-def test_wrong_arguments_are_named_before_anything_is_written(torch_backend, wrong):
-    changes, match = BAD[wrong]
-    call = change(example(), **changes)
-    before = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in (*call.caches, call.q)]
-    with pytest.raises((TypeError, ValueError), match=match):
-        call()
-    for x, y in zip((*call.caches, call.q), before, strict=True):
-        assert x is None or x.is_meta or torch.equal(x.float(), y.float())
 
 
 def test_gradients_are_no_matter_without_autograd():

@@ -170,34 +170,3 @@ def test_latent_attention_with_all_features_of_q(device):
         **options,
     )  # fmt: skip
     assert_equal(out.cpu(), quantized(torch.cat((q_nope, q), -1), FLOAT8_DTYPES[0], scale))
-
-
-@pytest.mark.parametrize(
-    "changes, match",
-    [
-        ({"q_nope": torch.zeros(7, 5, 8)}, "q_nope_out: expected a torch.Tensor beside q_nope, got None"),
-        ({"q_nope_out": torch.zeros(7, 5, 8)}, "q_nope: expected a torch.Tensor beside q_nope_out, got None"),
-        (
-            {"q_nope": torch.zeros(7, 4, 8), "q_nope_out": torch.zeros(7, 4, 8)},
-            r"q_nope: expected shape \(7, 5, 'N'\), got \(7, 4, 8\)",
-        ),
-        (
-            {"q_nope": torch.zeros(7, 5, 8), "q_nope_out": torch.zeros(7, 5, 8).to(FLOAT8_DTYPES[0])},
-            "q_nope_out: expected q_out's dtype float32, got float8_e4m3fn",
-        ),
-        (
-            {"q_nope": torch.zeros(7, 5, 8), "q_nope_out": torch.zeros(7, 5, 8), "q_weight": torch.ones(16),
-             "k_weight": torch.ones(16)},
-            "q_nope: expected None beside q_weight",
-        ),
-        ({"q_weight": torch.ones(80), "k_weight": torch.ones(16)}, r"q_weight: expected shape \(16,\)"),
-        ({"q_weight": torch.ones(80), "k_weight": torch.ones(48).half()}, "k_weight: expected q_weight's dtype"),
-        ({"norm_first": 1}, "norm_first: expected"),
-        ({"frequencies": ropelab.rotary_frequencies(16)}, "frequencies: expected no frequencies beside cos and sin"),
-    ],
-)  # fmt: skip
-def test_wrong_arguments_of_variants_are_named(torch_backend, changes, match):
-    call = example()
-    with pytest.raises((TypeError, ValueError), match=match):
-        call(**changes)
-    assert (call.key_cache == POISON).all()

@@ -276,48 +276,6 @@ def test_into_a_paged_cache(device, monkeypatch, norm, three, one_kernel):
     torch.testing.assert_close((found, *caches[0]), (q, *caches[1]))
 
 
-X, W = torch.randn(B, S, K), torch.randn(N, K)
-BAD = {
-    "x of rank 4": ({"x": X[None]}, ValueError, r"x: expected shape \[B, S, K\] for bshd, got \(1, 2, 5, 24\)"),
-    "x without features": ({"x": X[..., :0]}, ValueError, "x: expected at least one feature"),
-    "x of integers": ({"x": X.long()}, TypeError, "x: expected one of bfloat16.*got int64"),
-    "x a number": ({"x": 1.0}, TypeError, "x: expected a torch.Tensor, got float 1.0"),
-    "weight transposed": ({"weight": W.T}, ValueError, r"weight: expected \[a multiple of 8, 24\] for 8 heads, got"),
-    "weight of another dtype": ({"weight": W.half()}, TypeError, "weight: expected x's dtype float32, got float16"),
-    "weight elsewhere": ({"weight": W.to("meta")}, ValueError, "weight: expected x's device cpu, got meta"),
-    "two weights": ({"weight": (W, W)}, ValueError, "weight: expected a tensor, or the three tensors of q, k and v"),
-    "weight of v too small": ({"weight": (W[:64], W[:32], W[:16])}, ValueError, r"weight\[2\]: expected \[32, 24\]"),
-    "a weight too many heads": ({"k_heads": 3}, ValueError, r"weight: expected \[a multiple of 10, 24\]"),
-    "no heads": ({"k_heads": 0}, ValueError, "k_heads: expected an integer >= 1, got 0"),
-    "bias too short": ({"bias": W[:3, 0]}, ValueError, r"bias: expected shape \(128,\), got \(3,\)"),
-    "bias for one weight": ({"bias": [W[:64, 0]] * 3}, ValueError, "bias: expected as many tensors as of weight, 1"),
-    "bhsd": ({"seq_format": "bhsd"}, ValueError, "seq_format: expected 'bshd', 'sbhd' or 'thd'"),
-    "format unknown": ({"seq_format": "bsd"}, ValueError, "seq_format: expected one of"),
-    "half a norm": ({"q_weight": W[0, :D]}, TypeError, "k_weight: expected a torch.Tensor, got None"),
-    "norm of another width": ({"q_weight": W[0], "k_weight": W[0]}, ValueError, r"q_weight: expected shape \(16,\)"),
-    "norm and frequencies": (
-        {"q_weight": W[0, :D], "k_weight": W[0, :D], "cos": None, "sin": None,
-         "frequencies": ropelab.rotary_frequencies(D)}, ValueError, "frequencies: expected cos and sin beside q_weight",
-    ),
-    "cos too wide": (tables(rotary_dim=2 * D), ValueError, "cos: expected 1 to head_dim/2 = 8 columns"),
-    "cos too short": (tables(rows=4), ValueError, "cos: expected a row for each of 5 positions"),
-    "cos trained": ({"cos": tables()["cos"].requires_grad_()}, ValueError, "cos: expected a table without grad"),
-    "eps negative": ({"eps": -1.0}, ValueError, "eps: expected a finite number >= 0"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "error", "message"), BAD.values(), ids=BAD)
-def test_bad_input_is_refused_by_name(change, error, message):
-    with pytest.raises(error, match=message):
-        qkv_rope(**{"x": X, "weight": W, **HEADS, **tables(), **change})
-
-
-def test_a_cache_has_no_backward():
-    where, cache = tables(), torch.zeros(1, 8, K_HEADS, D)
-    with pytest.raises(ValueError, match="weight: expected a tensor without grad"):
-        qkv_rope_and_cache(X[0], W.clone().requires_grad_(), cache, cache.clone(), torch.arange(5), **HEADS, **where)
-
-
 @pytest.mark.parametrize("seq_format", ["bshd", "thd"])
 @pytest.mark.parametrize("where", ["no tables", "positions", "positions for all", "offsets", "axes", "a start"])
 def test_the_path_of_one_kernel_rounds_once(monkeypatch, where, seq_format):

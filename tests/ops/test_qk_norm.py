@@ -305,39 +305,6 @@ def test_weights_get_the_same_bits_every_time(device):
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-Q, K, W = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 2, 16), torch.randn(16)
-COS, SIN = ropelab.rotary_table(8, 16)
-BAD = {
-    "no k": ({"k": None}, TypeError, "k: expected a torch.Tensor, got NoneType"),
-    "q of rank 3": ({"q": Q[0]}, ValueError, "q: expected shape bshd of rank 4"),
-    "k of another head_dim": ({"k": K[..., :8]}, ValueError, "k: expected q's head_dim 16, got 8"),
-    "weight is a number": ({"q_weight": 1.0}, TypeError, "q_weight: expected a torch.Tensor, got float"),
-    "weight for each head": ({"q_weight": W[None]}, ValueError, r"q_weight: expected shape \(16,\), an element"),
-    "weight of another size": ({"k_weight": W[:8]}, ValueError, r"k_weight: expected shape \(16,\).* got \(8,\)"),
-    "weight of integers": ({"q_weight": W.long()}, TypeError, "q_weight: expected one of bfloat16.*got int64"),
-    "weights of two dtypes": ({"k_weight": W.half()}, TypeError, "k_weight: expected q_weight's dtype float32, got"),
-    "weight on another device": ({"k_weight": W.to("meta")}, ValueError, "k_weight: expected q's device cpu, got meta"),
-    "eps negative": ({"eps": -1e-6}, ValueError, "eps: expected a finite number >= 0 and <= .*, got -1e-06"),
-    "eps not a number": ({"eps": math.nan}, ValueError, "eps: expected a finite number >= 0 and <= .*, got nan"),
-    "eps a tensor": ({"eps": W}, TypeError, "eps: expected a number, got Tensor"),
-    "cos too short": ({"cos": COS[:4], "sin": SIN[:4]}, ValueError, "cos: expected a row for each of 5 positions"),
-    "cos of full width": ({"cos": COS[:, [0] * 16], "sin": SIN[:, [0] * 16]}, ValueError, "cos: expected 1 to"),
-    "cos trained": ({"cos": COS.clone().requires_grad_()}, ValueError, "cos: expected a table without grad"),
-    "sin trained": ({"sin": SIN.clone().requires_grad_()}, ValueError, "sin: expected a table without grad"),
-    "layout unknown": ({"layout": "neox"}, ValueError, "layout: expected one of"),
-    "format unknown": ({"seq_format": "bsd"}, ValueError, "seq_format: expected one of"),
-    "positions too large": ({"positions": torch.arange(5) + 4}, ValueError, "positions: expected .positions. below"),
-    "positions and offsets": ({"positions": torch.arange(5), "offsets": 1}, ValueError, "offsets: expected no offsets"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "error", "message"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_refused_by_name(change, error, message):
-    arguments = {"q": Q, "k": K, "q_weight": W, "k_weight": W, "cos": COS, "sin": SIN} | change
-    with pytest.raises(error, match=message):
-        apply_qk_norm_rope(**arguments)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "value"), [("layout", "interleaved"), ("seq_format", "bhsd")])
 @pytest.mark.parametrize("shape", [(2, 1000, 32, 8, 128, 128), (3, 70, 16, 1, 256, 256), (2, 301, 5, 3, 80, 40)])

@@ -1,0 +1,201 @@
+"""Wrong values of arguments, by hand, for the valid calls of `tests.ops.public_calls`.
+
+A row has the argument and the value, or a function that makes the value of the valid one. A third entry is the name to
+be blamed, where it is that of another argument. Where several arguments change, a row has all of them, and this name.
+"""
+
+import torch
+
+import ropelab
+
+FLOAT8 = torch.float8_e4m3fn
+ONES, HALF, TO_E5M2 = torch.ones, (lambda x: x.half()), (lambda x: x.to(torch.float8_e5m2))
+ELSEWHERE, INTEGERS, FLOATS = (lambda x: x.to("meta")), torch.Tensor.long, torch.Tensor.float
+
+
+def grad(x):
+    return x.detach().clone().requires_grad_()
+
+
+def shaped(*shape, dtype=torch.float32):
+    return torch.zeros(shape).to(dtype)
+
+
+def apart(x):
+    """The features in every second place."""
+    return torch.cat((x, x), -1)[..., ::2]
+
+
+def one_place(x):
+    return x[:1].expand(x.shape)
+
+
+def more_heads(x):
+    return x.repeat_interleave(2, -2)
+
+
+def sparse(x):
+    return x.to_sparse()
+
+
+def nested(layout):
+    return lambda x: torch.nested.nested_tensor(list(x), layout=layout)
+
+
+THD = {"q": lambda x: x[0], "k": lambda x: x[0], "seq_format": "thd"}
+POSITIONS = [
+    ("positions", lambda x: x.float()), ("positions", lambda x: x[:-1]), ("positions", ELSEWHERE),
+    ("positions", lambda x: x.tolist()), ("positions", lambda x: x * 0 + 8), ("positions", lambda x: x * 0 - 8),
+    ("offsets", 3),
+]  # fmt: skip
+ROPE = [
+    ("q", lambda x: x[0]), ("q", lambda x: x.tolist()), ("q", INTEGERS), ("q", sparse), ("k", lambda x: x[None]),
+    ("k", HALF), ("k", ELSEWHERE), ("k", lambda x: x[:1]), ("k", lambda x: x[:, :3]), ("k", lambda x: x[..., :8]),
+    ("k", sparse), ("k", nested(torch.strided)), ("k", nested(torch.jagged)), ("cos", lambda x: x[None, None]),
+    ({"cos": lambda x: x[None], "sin": lambda x: x[None]}, "cos"),
+    ({"cos": lambda x: x[:3], "sin": lambda x: x[:3], "positions": None}, "cos"),
+    ({"cos": lambda x: x[:, [0] * 16], "sin": lambda x: x[:, [0] * 16], "rotary_slice": None}, "cos"),
+    ({"cos": lambda x: x[:, :0], "sin": lambda x: x[:, :0], "rotary_slice": None}, "cos"), ("cos", INTEGERS),
+    ("cos", ONES(())), ("sin", None), ("sin", lambda x: x[:7]), ("sin", lambda x: x.double()), ("layout", "neox"),
+    ("layout", ["split_half"]), ("seq_format", "bsd"), ("seq_format", "thd", "q"), ("seq_format", "bhsd", "k"),
+    ({"positions": None, "offsets": 5}, "cos"), ({"positions": None, "offsets": torch.tensor([0, 5])}, "offsets"),
+    ({"positions": None, "offsets": torch.tensor([-8, 0])}, "offsets"), ({"positions": None, "offsets": -8}, "offsets"),
+    ({"positions": None, "offsets": ONES(1).long()}, "offsets"), ({"positions": None, "offsets": "3"}, "offsets"),
+    ({"positions": None, "offsets": ONES(2)}, "offsets"), ({"positions": None, "offsets": 1.5}, "offsets"),
+    ({"positions": None, "offsets": True}, "offsets"), ({"positions": None, "offsets": -(2**63) - 1}, "offsets"),
+    ("positions", torch.zeros(4, 2).long()), ("rotary_slice", 16), ("rotary_slice", "16"), ("rotary_slice", (0, 8, 16)),
+    ("rotary_slice", (0, 16.0)), ("rotary_slice", (4, 20)), ("rotary_slice", (4, 9)), ("rotary_slice", (8, 4)),
+    ("rotary_slice", (0, 12), "cos"), *POSITIONS,
+]  # fmt: skip
+CACHED = [
+    ("q", lambda x: x[None]), ("k", None), ("slot_mapping", None), ("v", more_heads), ("v", lambda x: x[:3]),
+    ("v", lambda x: x[..., :0]), ("v", ELSEWHERE), ("key_cache", lambda x: x[0]), ("key_cache", more_heads),
+    ("key_cache", lambda x: x[:, :0]), ("value_cache", lambda x: x[:4]), ("key_cache", apart), ("key_cache", one_place),
+    ("key_cache", lambda x: x.to(torch.uint8)), ("slot_mapping", lambda x: x[None]), ("slot_mapping", FLOATS),
+    ("slot_mapping", torch.arange(5)), ("slot_mapping", ELSEWHERE), ("slot_mapping", torch.tensor([0, 1, 2, 20])),
+    ("k_scale", ONES(1)), ("q_scale", ONES(1)), ("q_out", shaped(4, 3, 8)), ("k_out", shaped(4, 1, 16).half()),
+    ("k_out", shaped(4, 1, 16, dtype=FLOAT8)), ("layout", "neox"), ("offsets", 5, "cos"), ("q", grad),
+    ("key_cache", grad), ("cos", grad), ("q_scale_out", shaped(4, 3)), ("k_scale_cache", shaped(5, 4, 1)),
+]  # fmt: skip
+F8 = {"key_cache": lambda x: x.to(FLOAT8), "value_cache": lambda x: x.to(FLOAT8)}
+SCALES = F8 | {"k_scale_cache": shaped(5, 4, 1), "v_scale_cache": shaped(5, 4, 1)}
+ROWS = {
+    "apply_rope": [
+        *ROPE, ("out_layout", "neox"), ("inverse", "False"), ("inplace", "no"), ("inplace", 1),
+        ({"rotary_slice": (0, 8), "out_layout": "interleaved"}, "out_layout"),
+        ({"inplace": True, "out_layout": "interleaved"}, "out_layout"),
+        (THD | {"cos": lambda x: x[None], "sin": lambda x: x[None], "positions": None}, "cos"),
+        (THD | {"positions": torch.zeros(2, 4).long()}, "positions"),
+        (THD | {"positions": torch.arange(3)}, "positions"),
+    ],
+    "apply_rope, in place": [
+        ("q", one_place), ("q", grad), ("q", sparse), ("k", sparse), ("cos", grad),
+        ("k", lambda x: grad(x)[:, :, :1]),
+    ],
+    "apply_rope, axes": [
+        ({"positions": None}, "axes"), ({"positions": None, "offsets": torch.tensor([1, 2])}, "axes"),
+        ("axes", (0, 1, 1)), ("axes", ()), ("axes", (0, 1, -1, 0, 0, 0, 0, 0)), ("axes", (0.0,) * 8),
+        ("axes", torch.zeros(8)), ("positions", lambda x: x[0]), ("positions", lambda x: x[:1]),
+        ("positions", lambda x: x.T), ("positions", lambda x: x * 0 + 8),
+        ({"rotary_slice": (0, 8), "axes": (0, 1, 0, 1)}, "cos"),
+    ],
+    "apply_qk_norm_rope": [
+        *ROPE, ("k", None), ("q_weight", 1.0), ("q_weight", lambda x: x[None]), ("k_weight", lambda x: x[:8]),
+        ("q_weight", INTEGERS), ("k_weight", HALF), ("k_weight", ELSEWHERE), ("eps", -1e-6), ("eps", float("nan")),
+        ("eps", ONES(16)), ("cos", grad), ("sin", grad),
+    ],
+    "rope_and_cache, numbers": [
+        *CACHED, ({"q_weight": ONES(16), "k_weight": None}, "k_weight"), ("q_weight", ONES(8)),
+        ("k_weight", lambda x: x.half()), ("q_weight", ONES(80)),
+        ({"q_weight": ONES(48), "k_weight": ONES(16).half()}, "k_weight"),
+        ("eps", -1.0), ("weight_offset", None), ("norm_first", 1), ("frequencies", ropelab.rotary_frequencies(16)),
+        (F8 | {"k_scale": ONES(2)}, "k_scale"), (F8 | {"v_scale": ONES(1).double()}, "v_scale"),
+        (F8 | {"v_scale": 1.0}, "v_scale"),
+        ({"q_out": shaped(4, 3, 16, dtype=FLOAT8), "q_scale": ONES(6)[::2]}, "q_scale"),
+        ({"q_nope": shaped(4, 3, 8)}, "q_nope_out"), ({"q_nope_out": shaped(4, 3, 8)}, "q_nope"),
+        ({"q_nope": shaped(4, 2, 8), "q_nope_out": shaped(4, 2, 8)}, "q_nope"),
+        ({"q_nope": shaped(4, 3, 8), "q_nope_out": shaped(4, 3, 8)}, "q_nope"),
+        (SCALES | {"k_scale_cache": shaped(5, 4, 1).double()}, "k_scale_cache"),
+        (SCALES | {"v_scale_cache": shaped(4, 4, 1)}, "v_scale_cache"),
+        (SCALES | {"v_scale_cache": shaped(5, 4, 1).to("meta")}, "v_scale_cache"),
+        (SCALES | {"v_scale_cache": None}, "v_scale_cache"), (SCALES | {"v_scale_cache": 1.0}, "v_scale_cache"),
+        (SCALES | {"k_scale": ONES(1)}, "k_scale"),
+        (SCALES | {"k_scale_cache": shaped(1, 1, 1).expand(5, 4, 1)}, "k_scale_cache"),
+        (SCALES | {"k_scale_cache": grad(shaped(5, 4, 1))}, "k_scale_cache"),
+        (SCALES | dict.fromkeys(("k_scale_cache", "v_scale_cache"), shaped(5, 4, 1)) | {"value_cache": TO_E5M2},
+         "value_cache"),
+    ],
+    "rope_and_cache, q apart": [("q_nope_out", lambda x: x.to(FLOAT8)), ("q_nope", lambda x: x[:, :, :2])],
+    "rope_and_cache, made scales": [
+        ("q_scale_out", lambda x: x[:, :, :2]), ("q_scale_out", lambda x: x[..., None]),
+    ],
+    "mla_rope_and_cache": [
+        ("q_pe", lambda x: x[:, 0]), ("k_pe", lambda x: torch.cat((x, x), -1), "kv_cache"), ("k_pe", lambda x: x[:3]),
+        ("kv_c", HALF), ("kv_cache", lambda x: x[..., :19]), ("kv_cache", lambda x: x.float().int()), ("k_out", 3.0),
+        ("kv_scale_cache", shaped(3, 4), "kv_scale"),
+    ],
+    "mla_rope_and_cache, rows": [("kv_scale", ONES(1))],
+    "mla_rope_and_cache, made scales": [
+        ("kv_scale_cache", lambda x: x[..., None]), ("kv_scale_cache", lambda x: x[:, :2]), ("kv_scale", ONES(1)),
+    ],
+    "qkv_rope": [
+        ("x", lambda x: x[None]), ("x", lambda x: x[..., :0]), ("x", INTEGERS), ("x", 1.0), ("weight", lambda x: x.T),
+        ("weight", HALF), ("weight", ELSEWHERE),
+        ({"weight": lambda x: (x, x), "bias": None}, "weight"),
+        ("k_heads", 2, "weight"), ("k_heads", 0),
+        ({"weight": lambda x: (x[:48], x[48:64], x[:8]), "bias": None}, "weight"),
+        ("bias", lambda x: x[:3]), ("bias", lambda x: [x[:48]] * 3),
+        ("seq_format", "bhsd"), ("seq_format", "bsd"), ("k_weight", None), ("q_weight", ONES(4)),
+        ({"cos": None, "sin": None, "frequencies": ropelab.rotary_frequencies(16)}, "frequencies"),
+        ({"cos": lambda x: x.repeat(1, 2), "sin": lambda x: x.repeat(1, 2), "rotary_slice": None}, "cos"),
+        ({"cos": lambda x: x[:3], "sin": lambda x: x[:3], "positions": None}, "cos"), ("cos", grad), ("eps", -1.0),
+    ],
+    "qkv_rope_and_cache": [
+        ("weight", grad), ("key_cache", grad), ("slot_mapping", torch.arange(9)),
+        ("slot_mapping", torch.tensor([0, 1, 2, 20])),
+    ],
+    "rotate_cached_keys, frequencies": [
+        ("key_cache", lambda x: x[0, 0]), ("key_cache", lambda x: x.to(torch.uint8)), ("key_cache", apart),
+        ("key_cache", lambda x: x[:, :0]), ("key_cache", one_place), ("key_cache", grad), ("slots", lambda x: x[None]),
+        ("slots", FLOATS), ("slots", ELSEWHERE), ("slots", lambda x: x.clamp(min=20)), ("slots", lambda x: x * 0 + 3),
+        ("deltas", torch.arange(3)), ("deltas", torch.zeros(4)), ("deltas", 1.0), ("deltas", None),
+        ({"frequencies": None}, "cos"), ("layout", "neox"), ("rotary_slice", (0, 4), "frequencies"),
+        ("k_scale_cache", shaped(5, 4, 1)),
+    ],
+    "rotate_cached_keys": [("deltas", 40), ("k_scale_cache", lambda x: x[:, :, :0]), ("rotary_slice", (0, 6), "cos")],
+    "rope_and_quantize": [
+        ("x", lambda x: x[0]), ("x", torch.Tensor.int), ("groups", 2), ("block_dim", 3), ("block_dim", 32),
+        ("amax_epsilon", 0.0), ("rotary_slice", (0, 12), "cos"),
+        ({"rotary_slice": (3, 7), "cos": lambda x: x[:, :2], "sin": lambda x: x[:, :2]}, "rotary_slice"),
+        ("scale_dtype", torch.float64), ("x", grad), ("positions", lambda x: x * 0 + 8),
+    ],
+    "rope_and_quantize, results": [
+        ("out", shaped(4, 1, 48).bfloat16()), ("out", shaped(4, 3, 24, dtype=FLOAT8)),
+        ("scales", shaped(4, 3, 3)),
+        ({"groups": None, "out": None, "scale_dtype": None, "scales": shaped(4, 1, 1).int()}, "scales"),
+    ],
+    "rope_and_block_scaled_cache": [
+        ("kv", lambda x: x[:, None]), ("q", FLOATS), ("kv", FLOATS), ("kv_cache", lambda x: x[:, :-1]),
+        ("kv_cache", FLOATS), ("kv_cache", shaped(3, 113, dtype=torch.uint8)), ("rotary_slice", (0, 8)),
+        ("kv_cache", shaped(337, dtype=torch.uint8)[1:].view(3, 112)), ("block_dim", 16),
+        ("slot_mapping", torch.arange(5)), ("slot_mapping", torch.tensor([12])), ("q_out", lambda x: x[:, :1]),
+        ("block_size", 0),
+    ],
+    "assemble_mla": [
+        ("k_pe", lambda x: x.expand(-1, -1, 3, -1)), ("kv", lambda x: x[..., :4]), ("k_pe", lambda x: x.double()),
+        ("q", lambda x: x[..., :7]), ("copy_value", 1), ("seq_format", "hbsd"), ("out_layout", "halves"), ("sin", grad),
+        ({"cos": lambda x: x[:, :3], "sin": lambda x: x[:, :3]}, "cos"), ("positions", torch.tensor([0, 1, 40])),
+        ({"positions": None, "offsets": 38}, "cos"),
+    ],
+    "assemble_mla_kv": [("nope_dim", 4.0)],
+    "rotate_mla_query": [({"inplace": False}, "consume")],
+}  # fmt: skip
+
+
+def _changes(row: tuple) -> tuple[dict, str]:
+    """All arguments that a row changes, and the name to be blamed."""
+    return row if isinstance(row[0], dict) else ({row[0]: row[1]}, row[-1] if len(row) == 3 else row[0])
+
+
+BOUNDARIES = {name: [_changes(row) for row in rows] for name, rows in ROWS.items()}
+"""Name of a call -> the arguments that change, and the name that the refusal begins with."""
