@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import FunctionType, MethodType
 
-import pandas as pd
 import pytest
 import torch
 
@@ -16,10 +15,6 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
 from ropelab.angles.model_config import rope_from_config  # noqa: E402
-from ropelab.bench import model_steps, whole_models  # noqa: E402
-from ropelab.bench.projection import KERNEL  # noqa: E402
-from ropelab.bench.projection import OURS as PASS  # noqa: E402
-from ropelab.bench.projection_law import Machine  # noqa: E402
 from ropelab.conformance.cli import app  # noqa: E402
 from ropelab.conformance.models import apart, attention_laws, function_laws, verify_model  # noqa: E402
 from ropelab.conformance.models.apart import hold_model_apart  # noqa: E402
@@ -29,8 +24,7 @@ from ropelab.conformance.models.trace import Traced, Turn, rotations  # noqa: E4
 from ropelab.conformance.models.verify_model import FunctionReport, disagreement, function_report, tiny_of  # noqa: E402
 from ropelab.conformance.process import Limits, Run  # noqa: E402
 from ropelab.interop.broadcast import formula  # noqa: E402
-from ropelab.study.topics.models import evidence, share, tables, training  # noqa: E402
-from ropelab.study.topics.projection import findings as projections  # noqa: E402
+from ropelab.study.topics.models import tables  # noqa: E402
 from tests.support import older  # noqa: E402
 
 OLDER = older("transformers")
@@ -849,150 +843,3 @@ def test_a_sample_of_the_patched_models(torch_backend, architecture):
     assert row["outcome"] == known["outcome"] == "equal"
     assert ("equal" in row["qk_norm"]) == ("equal" in known["qk_norm"])
     assert "compiled" not in row or ("equal" in row["compiled"]) == ("equal" in known["compiled"])
-
-
-# ------------------------------------------------------------------------------------------- the study of whole models
-
-
-def test_the_study_of_whole_models(torch_backend):
-    frame = whole_models.whole_models(smoke=True, device="cpu")
-    offered = frame[~frame.status.str.startswith("not offered")]
-    assert set(offered.status) == {"ok"} and (offered.value > 0).all()
-    assert set(frame.way) - set(offered.way) == {model_steps.PROJECTION}  # Qwen3 has norms between both
-    times = evidence.values(frame)
-    assert list(times) == [way for way in model_steps.WAYS if way != model_steps.PROJECTION] and len(times) == 3
-    rounds = offered[offered.quantity == "time"].groupby(["way", "step"]).place.apply(list)
-    assert all(places == [0, 1] for places in rounds)
-    assert "Qwen3" in evidence.norm_bar(frame)
-    assert any("rotation saves" in sentence for sentence in evidence.sentences(frame))
-    assert "traced" in evidence.coverage_sentence()
-
-
-def times_of(**milliseconds):
-    """A record with one model: way -> the times of an eager training step, an eager decode and a compiled prefill."""
-    steps = (("eager", "training step"), ("eager", "decode"), ("compiled", "prefill"))
-    rows = [
-        {"mode": mode, "step": step, "way": way.replace("_", " "), "value": value}
-        for way, values in milliseconds.items()
-        for (mode, step), value in zip(steps, values, strict=True)
-    ]
-    return pd.DataFrame(rows).assign(model="M", quantity="time", status="ok")
-
-
-def test_models_learn_with_the_kernel_and_not_with_a_wrong_backward():
-    last = training.compare(seeds=1, steps=60).groupby("backward").loss.last()
-    assert last[training.OURS] == pytest.approx(last[training.PLAIN], rel=1e-3) and last[training.PLAIN] < 0.6
-    assert last[training.WRONG] > 2
-
-
-def test_the_kernel_itself_takes_the_first_steps():
-    losses = training.with_the_kernel(steps=2)
-    assert list(losses) == [training.PLAIN, training.OURS] and len(losses) == 2
-    assert losses[training.OURS].to_numpy() == pytest.approx(losses[training.PLAIN].to_numpy(), rel=1e-5)
-
-
-def test_the_sentence_on_learning_says_whether_the_control_failed():
-    ends = {training.PLAIN: 0.1, training.OURS: 0.1, training.WRONG: 2.5}
-    rows = [{"backward": way, "seed": 0, "step": step, "loss": loss} for way, loss in ends.items() for step in range(3)]
-    said = training.sentence(pd.DataFrame(rows))
-    assert "has the bits of Transformers' at every step" in said and said.endswith("So the comparison can fail.")
-    rows = [row | {"loss": 0.1} for row in rows]
-    assert training.sentence(pd.DataFrame(rows)).endswith("so the comparison shows nothing.")
-
-
-def test_the_recorded_losses_are_compared_step_by_step():
-    losses = {"Transformers": (7.0, 0.5), "ropelab": (7.0, 0.25), "ropelab with norms": (7.5, 0.5)}
-    rows = [{"model": "M", "way": way, "place": place, "value": value, "quantity": "loss", "status": "ok"}
-            for way, values in losses.items() for place, value in enumerate(values)]  # fmt: skip
-    said = evidence.loss_sentence(pd.DataFrame(rows))
-    assert said.startswith("M, 2 steps") and "2.5e-01 nats" in said and "5.0e-01. It falls from 7.00 to 5e-01" in said
-    assert evidence.loss_sentence(pd.DataFrame(rows[:2])) == ""
-
-
-def test_the_part_of_the_rotation_follows_from_bytes_and_operations():
-    sizes = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 512}
-    weights = 256 * (2 * 256 + 2 * 128 + 3 * 512)  # head_dim 128: q and output, k and v, MLP
-    products, attention = 2 * 100 * weights, 2 * 2 * 100**2 / 2 * 256
-    moved = 3 * 100 * (256 + 128) * 2 * 2  # three times: read and write, two bytes each
-    machine = Machine(flops=8e14, bandwidth=3e12)
-    rotation = moved / machine.bandwidth
-    whole = (products + attention) / machine.flops + rotation
-    assert share.part(machine, 100, 3, sizes) == pytest.approx(rotation / whole)
-    parts = share.parts(machine, [64, 4096])
-    assert (parts.loc[64] > parts.loc[4096]).all() and (parts.iloc[:, 1] > parts.iloc[:, 0]).all()
-
-
-def test_steps_in_which_a_model_without_a_rotation_is_slower_are_left_out():
-    frame = times_of(Transformers=(10, 8, 10), ropelab=(9, 4, 10.01), no_rotation=(8, 5, 9.8))
-    assert evidence.doubtful(frame).longer.to_dict() == {("M", "eager", "decode"): 0.25}
-    eager, compiled, idle, noise = evidence.sentences(frame)
-    assert eager.startswith("Eager steps: ropelab's rotation saves 10.0% of the time; a model without any rotation")
-    assert "-0.1%" in compiled and "M, compiled, prefill" in idle and "25%" in noise and "decode, eager" in noise
-    clear = times_of(Transformers=(10, 8, 10), ropelab=(9, 4, 9), no_rotation=(8, 4.03, 8))
-    assert evidence.doubtful(clear).empty and "In 1 of 3 steps" in evidence.sentences(clear)[0]
-
-
-def test_a_time_is_the_median_of_its_rounds_and_the_projection_is_named():
-    ways = {"Transformers": 10, "ropelab": 9, "ropelab_with_projection": 8}
-    rounds = [times_of(**{way: (ms + late,) * 3 for way, ms in ways.items()}) for late in (0, 0, 30)]
-    assert evidence.savings(pd.concat(rounds)).loc[("M", "eager", "decode")].tolist() == pytest.approx([0.1, 0.2])
-
-
-def test_the_projection_stands_beside_the_pass_with_the_gain_of_its_kernel():
-    ways = {"Transformers": 10, "ropelab": 9, "ropelab_with_projection": 9.5}
-    steps = pd.concat([times_of(**{way: (ms + late,) * 3 for way, ms in ways.items()}) for late in (0, 0.1, 0.2)])
-    case = {**projections.MODEL, "inputs": projections.INPUTS, "tokens": 8192, "status": "ok"}
-    product = pd.DataFrame([{**case, "contender": name, "median_us": us} for name, us in ((PASS, 600), (KERNEL, 550))])
-    said = evidence.projection_sentence(steps, product)
-    assert "M, compiled, prefill: 9.60 ms and 9.10 ms, 5.5% slower, intervals apart" in said
-    assert "saves 0.20 ms in 4 layers" in said
-    faster = steps.assign(value=steps.value.where(steps.way != "ropelab with projection", steps.value - 1))
-    assert "M, compiled, prefill: 8.60 ms and 9.10 ms, 5.5% faster" in evidence.projection_sentence(faster, product)
-    assert evidence.projection_sentence(steps[steps.way != "ropelab with projection"], product) == ""
-    alone = steps.assign(quantity="kernel time", value=steps.value - 2)
-    said = evidence.projection_sentence(pd.concat([steps, alone]), product)
-    waits = "where the GPU waits for the host for 2.00 and 2.00 ms"
-    assert f"together take 7.60 and 7.10 ms in a training step of M, {waits}" in said and "does not tell" not in said
-
-
-def test_kernels_alone_tell_the_gpu_from_the_host():
-    """The GPU waits for 60 % of a decoding step, so its time measures the host; compiled kernels take longer."""
-    times = times_of(Transformers=(10, 10, 12), ropelab=(9, 11, 11), no_rotation=(9, 10, 11))
-    both = pd.concat([times, times.assign(mode="eager", step="prefill").tail(3).assign(value=[10, 10, 10])])
-    alone = both.assign(quantity="kernel time", value=[9, 4, 11, 8.5, 3.9, 10, 8.4, 3.8, 10, 8, 8, 8])
-    ways = both.way.to_numpy().copy()
-    ways[-3:] = ["Transformers", "ropelab", "no rotation"]
-    frame = pd.concat([both.assign(way=ways), alone.assign(way=ways)])
-    assert evidence.doubtful(frame).waits.to_dict() == {("M", "eager", "decode"): pytest.approx(0.6)}
-    said = "\n".join(evidence.sentences(frame))
-    assert "the GPU waits for the host for 60% of Transformers' step" in said
-    assert "ropelab's rotation saves, training step: 5.6%, and 6.7% without any rotation" in said
-    assert "Their kernels alone take 1.38 times as long, so the host is not the cause" in said
-
-
-def test_the_memory_that_a_step_needs_more():
-    frame = times_of(Transformers=(10, 8, 10), ropelab=(10.5, 8, 10)).assign(quantity="peak memory")
-    assert evidence.memory_sentence(frame).startswith("ropelab's rotation adds at most 0.50 GiB")
-
-
-@pytest.mark.process
-@pytest.mark.gpu
-def test_a_step_of_each_model():
-    """Each published size in each way, once; a model of a package that is missing is left out."""
-    for architecture in model_steps.ARCHITECTURES:
-        try:
-            model = architecture.build("cuda", smoke=False)
-        except ImportError:
-            continue
-        for way in model_steps.WAYS:
-            try:
-                context = model_steps.in_way(way, model)
-            except ValueError:
-                assert way in (model_steps.NORMS, model_steps.PROJECTION)
-                continue
-            with context:
-                for step, call in model_steps.steps(model, model, smoke=True, decode=True).items():
-                    call()
-                    assert step
-        del model
-        torch.cuda.empty_cache()

@@ -34,12 +34,12 @@ def test_what_cannot_be_meant_is_refused_by_name(target, monkeypatch):
 
 @cache
 def expected(target: str):
-    """The result of the valid call where nothing around it was changed."""
+    """The result of the valid call in torch operations, where nothing around it was changed."""
     return TARGETS[target].function(**TARGETS[target].arguments)
 
 
 @pytest.mark.parametrize("target", VALID)
-def test_a_value_written_in_another_way_is_the_same(target):
+def test_a_value_written_in_another_way_is_the_same(torch_backend, target):
     for call in (call for call in CALLS if call.target == target and call.equivalent):
         assert equal(run(call), expected(target)), str(call)
 
@@ -63,11 +63,23 @@ CONTEXTS = {
 
 
 @pytest.mark.parametrize("target", VALID)
-def test_defaults_of_torch_change_nothing(target):
+def test_defaults_of_torch_change_nothing(torch_backend, target):
     """The first call in a context builds objects that must be right inside and outside of the context."""
     function, arguments, *_ = TARGETS[target]
-    before = expected(target)
     for context, entered in CONTEXTS.items():
         with entered():
             found = [function(**arguments) for _ in range(2)]
-        assert all(equal(y, before) for y in (*found, function(**arguments))), context
+        assert all(equal(y, expected(target)) for y in (*found, function(**arguments))), context
+
+
+@pytest.mark.parametrize("target", VALID)
+def test_defaults_of_torch_change_no_launch(target, monkeypatch):
+    """A launch that is prepared in a context serves later calls; each target has one of the contexts."""
+    forget(monkeypatch)
+    function, arguments, *_ = TARGETS[target]
+    with [*CONTEXTS.values()][VALID.index(target) % len(CONTEXTS)]():
+        found = function(**arguments)
+    later = function(**arguments)
+    forget(monkeypatch)
+    before = function(**arguments)
+    assert equal(found, before) and equal(later, before)

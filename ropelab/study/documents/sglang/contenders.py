@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import cache, partial
 
 import torch
-import torch._dynamo
 
 from ropelab.bench import packages
 from ropelab.bench.peers import Peer, Rotate, flashinfer, sglang_kernel, vllm
