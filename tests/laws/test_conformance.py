@@ -41,6 +41,8 @@ def assert_keeps(law, function, convention, **options):
 # ---------------------------------------------------------------------------------------- our own functions
 
 test_apply_rope = pytest_laws(ropelab.apply_rope, "ropelab", device="cuda" if HAS_GPU else "cpu")
+if not HAS_GPU:  # tests/ops holds interpreted kernels to the bits of torch operations
+    test_apply_rope = pytest.mark.usefixtures("torch_backend")(test_apply_rope)
 
 
 @pytest.mark.parametrize(
@@ -88,17 +90,19 @@ def test_the_projection(options, torch_backend):
     assert_conforms(ropelab.qkv_rope, "qkv_rope", skip=SLOW, **options)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("options", [{"layout": "interleaved", "seq_format": "sbhd"}, {"inplace": True}], ids=str)
 def test_the_kernel_in_other_configurations(options):
     laws = ("definition", "adjoint", "all_written", "strides", "guards", "packed", "context_parallel")
-    assert_conforms(ropelab.apply_rope, "ropelab", device="cuda" if HAS_GPU else "cpu", laws=laws, **options)
+    assert_conforms(ropelab.apply_rope, "ropelab", device="cuda", laws=laws, **options)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("copy_value", [True, False])
 def test_the_kernels_of_latent_attention(copy_value):
     assemble = functools.partial(ropelab.assemble_mla_kv, copy_value=copy_value)
     laws = ("definition", "tail", "adjoint", "adjoint_strided", "all_written", "packed", "context_parallel")
-    assert_conforms(assemble, "assemble_mla_kv", device="cuda" if HAS_GPU else "cpu", laws=laws, layout="interleaved")
+    assert_conforms(assemble, "assemble_mla_kv", device="cuda", laws=laws, layout="interleaved")
 
 
 def test_autograd_is_told_what_the_kernel_overwrites():

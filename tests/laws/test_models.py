@@ -72,6 +72,7 @@ def test_a_function_of_one_tensor_is_held_to_the_laws(torch_backend):
     assert [(r.law, r.status) for r in report.results] == [("definition", "pass")]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("target, code, said", [("gpt_oss", 1, "packed_is_separate: fail"), ("bert", 2, "not judged")])
 def test_exit_codes(torch_backend, tmp_path, target, code, said):
     file = tmp_path / "report.json"
@@ -143,6 +144,7 @@ ENDS = {
 }
 
 
+@pytest.mark.process
 def test_no_way_to_end_a_model_is_a_verdict(tmp_path, monkeypatch):
     (tmp_path / "models.py").write_text(MODELS)
     (tmp_path / "leaves.py").write_text("import os; os._exit(0)")
@@ -155,6 +157,7 @@ def test_no_way_to_end_a_model_is_a_verdict(tmp_path, monkeypatch):
         assert not json.loads(report.to_json())["functions"]
 
 
+@pytest.mark.process
 def test_experts_in_float64(tmp_path, monkeypatch):
     """The grouped product of experts, the default of Transformers, takes no float64."""
     (tmp_path / "models.py").write_text(MODELS)
