@@ -175,6 +175,7 @@ def no_process(monkeypatch):
 # -------------------------------------------------------------------------------------------------- the verdicts
 
 
+@pytest.mark.process
 def test_exit_code_0_and_a_row_for_each_law(folder):
     """The module of the function leaves a thread behind, and an exit code of its own for the end of Python."""
     out = folder / "report.json"
@@ -191,6 +192,7 @@ def test_exit_code_0_and_a_row_for_each_law(folder):
     assert by_law["compile"]["status"] == "pass" and by_law["definition"]["compared"] > 0
 
 
+@pytest.mark.process
 def test_exit_code_1_counterexample_and_json(folder):
     out = folder / "report.json"
     out.write_text("of yesterday")
@@ -210,6 +212,7 @@ def test_exit_code_1_counterexample_and_json(folder):
     assert out.stat().st_mode & 0o777 == 0o640 and not list(folder.glob(".*"))
 
 
+@pytest.mark.process
 def test_a_law_that_no_number_breaks_says_why(folder):
     """A result in float32 is right in every number."""
     result = run("somebodys:in_float32", "--convention", "plain", "--law", "definition", "--law", "dtype")
@@ -217,6 +220,7 @@ def test_a_law_that_no_number_breaks_says_why(folder):
     assert result.exit_code == 1 and "x: expected torch.bfloat16, the dtype of the inputs, got" in said, said
 
 
+@pytest.mark.process
 def test_a_function_that_raises_gets_its_traceback(folder):
     result = run("somebodys:raises_for_many", "--convention", "plain", "--law", "definition")
     assert result.exit_code == 1
@@ -262,6 +266,7 @@ def outcomes(folder):
         return found | {"hangs": slow.result()}
 
 
+@pytest.mark.process
 def test_no_way_to_end_the_process_is_a_verdict_and_a_proof_stays_one(outcomes):
     for name, words in ENDS.items():
         assert outcomes[name].verdict == "not judged", name
@@ -282,12 +287,14 @@ def test_no_way_to_end_the_process_is_a_verdict_and_a_proof_stays_one(outcomes):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.process
 def test_one_law_in_a_process_of_its_own(folder, device):
     result = run("ropelab:apply_rope", "--convention", "ropelab", "--device", device, "--law", "definition")
     assert result.exit_code == 0, result.output
     assert "right: the one law that applies holds, of the 1 asked for" in result.output
 
 
+@pytest.mark.process
 def test_what_a_function_changes_does_not_reach_the_verdict(folder):
     result = run("somebodys:meddles", "--convention", "plain", "-v")
     assert result.exit_code == 0, result.output
@@ -364,6 +371,7 @@ def test_a_function_that_cannot_be_had(folder, monkeypatch, capsys, target, mess
         (("somebodys:rope", "--device", "meta"), "not judged: device: expected a device that works here, got 'meta'"),
     ],
 )
+@pytest.mark.process
 def test_exit_code_2_where_the_process_cannot_begin(folder, arguments, message):
     result = run(*arguments, "--convention", "plain", "--json", "report.json")
     assert result.exit_code == 2 and message in result.output
@@ -387,6 +395,7 @@ def test_an_unwritable_stdout_is_no_verdict(folder):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.process
 def test_streams_as_destinations(folder, capfd):
     os.mkfifo("pipe")
     with pytest.raises(OSError), Destination(Path("pipe")) as destination:

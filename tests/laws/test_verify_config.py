@@ -402,6 +402,7 @@ def test_the_models_of_transformers():
     assert (finding.layer_type, finding.key) == ("sliding_attention", "layer_types")
 
 
+@pytest.mark.process
 def test_the_command(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
