@@ -33,19 +33,17 @@ def _epilogues() -> ModuleType | None:
     return rotary if quack.__version__.startswith("0.6.") else None
 
 
-def serves(
-    t: ProjectionTensors, rotation: Rotation, q_heads: int, k_heads: int, head_dim: int, first_position: int = 0
-) -> bool:
+def serves(t: ProjectionTensors, rotation: Rotation, q_heads: int, k_heads: int, first_position: int = 0) -> bool:
     """Whether quack can serve a call: frequencies, adjacent pairs, positions that count up, and no norm."""
     plain = not (rotation.full_width or rotation.axes or rotation.offsets or rotation.first)
     adjacent = rotation.interleaved and rotation.out_interleaved and not rotation.transpose
     return (
         t.x.is_cuda and torch.cuda.get_device_capability(t.x.device)[0] == 9 and _epilogues() is not None
         and t.x.dtype in _DTYPES and t.x.numel() > 0 and plain and adjacent and rotation.table_free
-        and t.positions is None and t.q_weight is None and 0 <= first_position <= _POSITIONS - t.x.shape[1]
-        and all(number % 8 == 0 for number in (t.x.shape[2], t.weight.shape[0]))
-        and all(x.data_ptr() % 16 == 0 for x in (t.qkv, t.x, t.weight))
-        and _columns(t.cos, (q_heads, k_heads), head_dim) is not None
+        and t.positions is None and t.q_weight is None and 0 <= first_position <= _POSITIONS - t.qkv.shape[1]
+        and all(number % 8 == 0 for number in t.weight.shape) and t.slots is None
+        and all(x.is_contiguous() and x.data_ptr() % 16 == 0 for x in (t.qkv, t.x, t.weight))
+        and _columns(t.cos, (q_heads, k_heads), t.qkv.shape[3]) is not None
     )  # fmt: skip
 
 
@@ -54,19 +52,18 @@ def project(
     rotation: Rotation,
     q_heads: int,
     k_heads: int,
-    head_dim: int,
-    first_position: int = 0,
     norm: Norm | None = None,
+    first_position: int = 0,
 ) -> None:
     """`projection_torch.project`, for the calls that `serves` allows."""
-    batch, tokens, inputs = t.x.shape
+    batch, tokens, _, head_dim = t.qkv.shape
     operands: dict[str, torch.Tensor | None] = {"freq": _columns(t.cos, (q_heads, k_heads), head_dim)}
     position = torch.arange(first_position, first_position + tokens, dtype=torch.float32, device=t.x.device)
     operands["pos"] = position.repeat(batch)[None]
     epilogues, name = _epilogues(), "rope_posfreq_epi"
     if t.bias is not None:
         name, operands["bias"] = "rope_posfreq_bias_epi", t.bias
-    x, qkv = t.x.view(-1, inputs), t.qkv.view(batch * tokens, -1)
+    x, qkv = t.x.flatten(0, -2), t.qkv.view(batch * tokens, -1)
     getattr(epilogues, name)(x, t.weight.T, out={"D": qkv}, tuned=False, **operands)
 
 

@@ -7,11 +7,9 @@ from ropelab.kernels.rotation import Norm, Rotation
 from ropelab.kernels.tensors import ProjectionTensors, RotateTensors
 
 
-def serves(
-    t: ProjectionTensors, rotation: Rotation, q_heads: int, k_heads: int, head_dim: int, first_position: int = 0
-) -> bool:
-    """True: torch operations serve every call."""
-    return True
+def serves(t: ProjectionTensors, rotation: Rotation) -> bool:
+    """Whether the heads lie in the order of x; torch operations serve all calls but those of ``sbhd``."""
+    return t.qkv.is_contiguous()
 
 
 def project(
@@ -19,9 +17,8 @@ def project(
     rotation: Rotation,
     q_heads: int,
     k_heads: int,
-    head_dim: int,
-    first_position: int = 0,
     norm: Norm | None = None,
+    first_position: int = 0,
 ) -> None:
     """Write ``x weight^T + bias``, in which the heads of q and k are normalized and turned.
 
@@ -33,12 +30,13 @@ def project(
     bias = None if t.bias is None else t.bias.to(wide)
     product = torch.nn.functional.linear(t.x.to(wide), t.weight.to(wide), bias)
     heads = q_heads, k_heads, k_heads
-    made = product.unflatten(-1, (-1, head_dim)).split(heads, -2)
+    batch, seq_len, _, head_dim = t.qkv.shape
+    made = product.view(batch, seq_len, sum(heads), head_dim).split(heads, -2)
     caches = [cache for cache in (t.k_cache, t.v_cache) if cache is not None]
     if t.slots is None:
-        out = t.qkv.unflatten(-1, (-1, head_dim)).split(heads, -2)
+        out = t.qkv.split(heads, -2)
     else:
-        out = t.qkv.unflatten(-1, (-1, head_dim)), *(torch.empty_like(x, dtype=t.x.dtype) for x in made[1:])
+        out = t.qkv, *(torch.empty_like(x, dtype=t.x.dtype) for x in made[1:])
     turning = made[:2]
     if norm is not None:
         weights = [w.to(wide) for w in (t.q_weight, t.k_weight) if w is not None]

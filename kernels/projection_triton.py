@@ -15,7 +15,6 @@ because the columns of a whole head would not fit beside the operands. Columns t
 from dataclasses import dataclass
 from functools import cache
 from math import pi
-from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -27,6 +26,7 @@ from ropelab.kernels.addressing import common_alignment, strides_of, turning
 from ropelab.kernels.backends import INTERPRETED
 from ropelab.kernels.choices import Turning
 from ropelab.kernels.direct_launch import VERSION
+from ropelab.kernels.launch import Launch
 from ropelab.kernels.place_triton import (
     Angles,
     Tokens,
@@ -53,7 +53,7 @@ _INVALID_POSITION, _NO_POSITION = tl.constexpr(INVALID_POSITION), tl.constexpr(N
 
 
 NUMBERS = [
-    "first_position", "table_rows", "token_count", "width", "inputs", "q_heads", "turning_heads",
+    "first_position", "table_rows", "token_count", "seq_len", "width", "inputs", "q_heads", "turning_heads",
     "slot_count", "blocks",
 ]  # fmt: skip
 """The numbers of the kernel. None of them changes its code, so all products of a model share a compiled kernel."""
@@ -102,21 +102,6 @@ class ProjectionChoices(Turning):
     PAGE: int
     CACHE_ALIGN: int
     NARROW_SLOTS: bool
-
-
-class _EpilogueTensors(NamedTuple):
-    """The tensors of `ProjectionTensors` that the epilogue addresses itself; ``q_out`` is ``[1, tokens, heads, D]``."""
-
-    bias: torch.Tensor | None
-    q_weight: torch.Tensor | None
-    k_weight: torch.Tensor | None
-    cos: torch.Tensor
-    sin: torch.Tensor
-    positions: torch.Tensor | None
-    q_out: torch.Tensor | None
-    k_cache: torch.Tensor | None
-    v_cache: torch.Tensor | None
-    slots: torch.Tensor | None
 
 
 @triton.jit
@@ -301,7 +286,7 @@ def _write_rows(
     cached_head = head - tl.where(is_v, turning_heads, q_heads)
     k_at, in_cache = cached_at((at.k_cache, strides.k_cache), slot, blocks, cached_head, C.CACHE_ALIGN, C)
     v_at, _ = cached_at((at.v_cache, strides.v_cache), slot, blocks, cached_head, C.CACHE_ALIGN, C)
-    q_at = rows_at((at.q_out, strides.q_out), token, head, C.ALIGN, C)
+    q_at = rows_at((at.qkv, strides.qkv), token, head, C.ALIGN, C)
     to = tl.where(is_q[:, None, None], q_at, tl.where(is_v[:, None, None], v_at, k_at))
     is_kv = in_cache & (cached_head < turning_heads - q_heads)[:, None, None]
     exists = token.exists[:, None, None] & (is_q[:, None, None] | is_kv)
@@ -310,10 +295,13 @@ def _write_rows(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def _project_kernel(
-    x, weight, qkv, at, first_position, table_rows, token_count, width, inputs, q_heads, turning_heads, slot_count,
-    blocks, strides, C: tl.constexpr,
+    at, first_position, table_rows, x, weight, qkv, token_count, seq_len, width, inputs, q_heads, turning_heads,
+    slot_count, blocks, strides, C: tl.constexpr,
 ):  # fmt: skip
-    """Compute tiles of the product, turn the heads of q and k, and write the tiles."""
+    """Compute tiles of the product, turn the heads of q and k, and write the tiles.
+
+    Positions, given or counted, begin again after every ``seq_len`` tokens.
+    """
     rows, columns = tl.cdiv(token_count, C.TILE_TOKENS), tl.cdiv(width, C.TILE_FEATURES)
     steps = tl.cdiv(inputs, C.TILE_INPUTS)
     positions = at.positions, strides.positions
@@ -332,14 +320,14 @@ def _project_kernel(
             acc += tl.load(at.bias + place, mask=place < width, other=0).to(tl.float32)[None, :]
         # v turns by nothing, without a branch: after a branch that holds the accumulator, the assembler waits for every
         # instruction of the product, which then takes 1.2 to 1.7 times as long.
-        distance = tl.arange(0, C.TILE_TOKENS)
-        tokens = Tokens(tl.full([], 0, tl.int32), first, distance, first + distance < token_count)
+        token = first + tl.arange(0, C.TILE_TOKENS)
+        tokens = Tokens(tl.full([], 0, tl.int32), 0, token % seq_len, token < token_count)
         if C.TURNS:
             head = column * HEADS + tl.arange(0, HEADS)
             exists = tokens.exists & (column * HEADS < turning_heads)
             acc = _turned(acc, at, angles, tokens, head < q_heads, head < turning_heads, exists, C)
         if C.CACHE:
-            y = acc.to(at.q_out.dtype.element_ty)
+            y = acc.to(at.qkv.dtype.element_ty)
             _write_rows(
                 y, at, strides, first, token_count, column * HEADS, q_heads, turning_heads, slot_count, blocks, C
             )
@@ -347,26 +335,25 @@ def _project_kernel(
             qkv.store([first, feature], acc.to(qkv.dtype))
 
 
-def serves(
-    t: ProjectionTensors, rotation: Rotation, q_heads: int, k_heads: int, head_dim: int, first_position: int = 0
-) -> bool:
+def serves(t: ProjectionTensors, rotation: Rotation) -> bool:
     """Whether the kernel can serve a call.
 
     It serves heads of `HEAD_DIMS`, 16 bits, rows of whole 16 bytes, pairs whose members a thread holds, and tables for
-    all sequences; one axis of positions where it computes cosines and sines; and caches of the dtype of x. Positions
-    that count up start again with each sequence, so there must be one.
+    all sequences; one axis of positions where it computes cosines and sines; and caches of the dtype of x.
     """
-    numbers = t.x.shape[2], t.weight.shape[0]
+    (sequences, seq_len, _, head_dim), positions = t.qkv.shape, t.positions
     pairs = rotation.interleaved or rotation.rotary_dim == head_dim
     plain = not (rotation.full_width or rotation.offsets or rotation.first or (rotation.axes and rotation.table_free))
+    adjacent = [x for x in (t.bias, t.q_weight, t.k_weight, t.cos, t.sin) if x is not None]
     caches = [cache for cache in (t.k_cache, t.v_cache) if cache is not None]
     return (
         head_dim in HEAD_DIMS and t.x.dtype in _DTYPES and t.x.numel() > 0 and pairs and plain
         and rotation.interleaved == rotation.out_interleaved and t.cos.ndim == t.sin.ndim == 2
         and (rotation.table_free or compute_dtype(t.x, t.cos) == torch.float32)
-        and (t.positions is not None or t.x.shape[0] == 1) and all(number % 8 == 0 for number in numbers)
-        and all(x.data_ptr() % 16 == 0 for x in (t.qkv, t.x, t.weight)) and _multiprocessors(t.x.device) > 0
-        and all(cache.dtype == t.x.dtype for cache in caches)
+        and all(number % 8 == 0 for number in t.weight.shape) and all(x.stride(-1) == 1 for x in adjacent)
+        and all(x.is_contiguous() and x.data_ptr() % 16 == 0 for x in (t.qkv, t.x, t.weight))
+        and (positions is None or sequences == 1 or positions.stride(0) in (0, seq_len * positions.stride(1)))
+        and _multiprocessors(t.x.device) > 0 and all(cache.dtype == t.x.dtype for cache in caches)
     )  # fmt: skip
 
 
@@ -375,9 +362,8 @@ def project(
     rotation: Rotation,
     q_heads: int,
     k_heads: int,
-    head_dim: int,
-    first_position: int = 0,
     norm: Norm | None = None,
+    first_position: int = 0,
     *,
     tile: ProjectionTile = ProjectionTile(),
 ) -> None:
@@ -388,51 +374,80 @@ def project(
     Args:
         tile: for sweeps.
     """
-    programs, arguments, options = launched(t, rotation, q_heads, k_heads, head_dim, first_position, norm, tile)
-    with torch.cuda.device_of(t.x):  # Triton launches on the current device
-        _project_kernel[programs,](*arguments, **options)
+    plan_project(t, rotation, q_heads, k_heads, norm, tile)(t, first_position, row_count(t.cos))
 
 
-def launched(
+class _Blocks(TensorDescriptor):
+    """The blocks of a matrix of which `serves` has checked the address and the strides."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class ProjectionLaunch:
+    """The kernel for tensors that agree in everything except contents and addresses.
+
+    Attributes:
+        launch: the launch, whose first numbers the descriptors of x, of the weight and of qkv follow.
+        x, weight, qkv: the shape, the strides and the block of each descriptor; qkv has none where there are caches.
+    """
+
+    launch: Launch
+    x: tuple
+    weight: tuple
+    qkv: tuple | None
+
+    def __call__(self, tensors: tuple, first_position: int, table_rows: int) -> None:
+        """Launch for tensors in the order of `ProjectionTensors`, whose addresses alone matter."""
+        self.launch(tensors, first_position, table_rows, *self.descriptors(tensors))
+
+    def descriptors(self, tensors: tuple) -> tuple[TensorDescriptor | None, ...]:
+        """The descriptors of x, of the weight and of qkv."""
+        _, _, x, weight, _, _, _, _, qkv, *_ = tensors
+        made = None if self.qkv is None else _Blocks(qkv, *self.qkv)
+        return _Blocks(x, *self.x), _Blocks(weight, *self.weight), made
+
+
+def plan_project(
     t: ProjectionTensors,
     rotation: Rotation,
     q_heads: int,
     k_heads: int,
-    head_dim: int,
-    first_position: int,
-    norm: Norm | None,
-    tile: ProjectionTile,
-) -> tuple[int, tuple[Any, ...], dict[str, int]]:
-    """The programs of a launch, the arguments of the kernel, and the options of its compiler."""
-    tokens, (width, inputs) = t.x.shape[0] * t.x.shape[1], t.weight.shape
-    operands = t.x.view(tokens, inputs), t.weight, None if t.slots is not None else t.qkv.view(tokens, width)
-    blocks = [tile.tokens, tile.inputs], [tile.features, tile.inputs], [tile.tokens, tile.features]
-    x, weight, qkv = (
-        None if matrix is None else TensorDescriptor.from_tensor(matrix, block)
-        for matrix, block in zip(operands, blocks, strict=True)
-    )
-    positions = None if t.positions is None else t.positions.flatten(0, 1)[None]
-    heads = t.qkv.view(1, tokens, -1, head_dim)
-    cached = (None, None, None, None) if t.slots is None else (heads, t.k_cache, t.v_cache, t.slots)
-    at = _EpilogueTensors(t.bias, t.q_weight, t.k_weight, t.cos, t.sin, positions, *cached)
-    tiles = triton.cdiv(tokens, tile.tokens) * triton.cdiv(width, tile.features)
-    programs = min(tiles, _multiprocessors(t.cos.device))
+    norm: Norm | None = None,
+    tile: ProjectionTile = ProjectionTile(),
+) -> ProjectionLaunch:
+    """The launch that `project` makes for tensors like these; see `rotate_triton.plan_rotate`."""
+    sequences, seq_len, _, head_dim = t.qkv.shape
+    tokens, (width, inputs), has_cache = sequences * seq_len, t.weight.shape, t.slots is not None
+    strides = strides_of(t._replace(x=None, weight=None, qkv=t.qkv if has_cache else None))
+    if t.positions is not None:
+        strides = strides._replace(positions=(0, *t.positions.stride()[1:]))
+        if t.positions.stride(0):  # the positions of all sequences are one row
+            seq_len = tokens
     caches = [cache for cache in (t.k_cache, t.v_cache) if cache is not None]
     block_count, page = caches[0].shape[:2] if caches else (0, 1)
     choices = ProjectionChoices(
-        **turning(at, rotation, torch.float32, [heads], tile.tokens, access=16), LANE_DIM=head_dim, FIRST=0,
+        **turning(t, rotation, torch.float32, [t.qkv], tile.tokens, access=16), LANE_DIM=head_dim, FIRST=0,
         BLOCK_PAIRS=min(32, head_dim // 2), GROUP=0, INNERMOST="heads",
         TILE_TOKENS=tile.tokens, TILE_FEATURES=tile.features, TILE_INPUTS=tile.inputs, GROUP_ROWS=tile.group,
         TURNS=q_heads + k_heads > 0, BIAS=t.bias is not None, NORM=norm is not None, NORM_EPS=norm.eps if norm else 0.0,
         CACHE=bool(caches), PAGE=page, CACHE_ALIGN=min(common_alignment(caches), 8) if caches else 1,
         NARROW_SLOTS=block_count * page < 2**31,
     )  # fmt: skip
+    tiles = triton.cdiv(tokens, tile.tokens) * triton.cdiv(width, tile.features)
     slot_count = 0 if t.slots is None else len(t.slots)
-    numbers = (
-        first_position, row_count(t.cos), tokens, width, inputs, q_heads, q_heads + k_heads, slot_count, block_count,
+    launch = Launch(
+        _project_kernel, (min(tiles, _multiprocessors(t.x.device)), 1, 1),
+        (tokens, seq_len, width, inputs, q_heads, q_heads + k_heads, slot_count, block_count),
+        strides, choices, {"num_warps": tile.num_warps, "num_stages": tile.num_stages}, t.x.device,
     )  # fmt: skip
-    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    return programs, (x, weight, qkv, at, *numbers, strides_of(at), choices), options
+    return ProjectionLaunch(
+        launch,
+        ([tokens, inputs], [inputs, 1], [tile.tokens, tile.inputs]),
+        ([width, inputs], [inputs, 1], [tile.features, tile.inputs]),
+        None if has_cache else ([tokens, width], [width, 1], [tile.tokens, tile.features]),
+    )
 
 
 _COMPILERS = "3.6", "3.7"

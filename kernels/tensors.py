@@ -237,27 +237,27 @@ class BlockScaledCacheTensors(NamedTuple):
 
 
 class ProjectionTensors(NamedTuple):
-    """A product whose heads of q and k rotate: ``x weight^T + bias``. The call writes the first tensor and the caches.
+    """A product whose heads of q and k rotate: ``x weight^T + bias``. The call writes the caches and ``qkv``.
 
     Attributes:
-        qkv: ``[B, S, N]``, contiguous: the heads of q, of k, and as many of v, which do not rotate. With caches, the
-            heads of q only.
-        x: ``[B, S, K]``, contiguous, of qkv's dtype; so are the weight and the bias.
-        weight: ``[N, K]``, contiguous.
-        bias: ``[N]``, or None.
+        k_cache, v_cache: the places of k and v, as in `CacheTensors`; or None.
+        x: ``[B, S, K]`` or ``[S, K]``.
+        weight, bias: ``[N, K]``, and ``[N]`` or None; of the dtype of x.
+        slots: as in `CacheTensors`, beside the caches.
         q_weight, k_weight: the weights of the norms of q and of k ``[D]``, or None.
-        k_cache, v_cache, slots: the places of k and v, as in `CacheTensors`; or None.
+        qkv: ``[B, S, heads, D]``, of the dtype of x: the heads of q, of k, and as many of v, which do not rotate. With
+            caches, the heads of q only.
     """
 
-    qkv: Tensor
+    k_cache: Tensor | None
+    v_cache: Tensor | None
     x: Tensor
     weight: Tensor
     bias: Tensor | None
+    slots: Tensor | None
     q_weight: Tensor | None
     k_weight: Tensor | None
+    qkv: Tensor
     cos: Tensor
     sin: Tensor
     positions: Tensor | None
-    k_cache: Tensor | None = None
-    v_cache: Tensor | None = None
-    slots: Tensor | None = None

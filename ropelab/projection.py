@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch.fx import Proxy
 
-from ropelab.arguments import sequence, single, tensor
+from ropelab.arguments import choice, integer, sequence, single, tensor
 from ropelab.autograd.projection import differentiated
 from ropelab.autograd.rotation import transformed
 from ropelab.call.angles import Tables, given_angles
 from ropelab.call.checks import check_fixed_tables, check_no_grad
 from ropelab.call.memory import check_apart
-from ropelab.call.projection import dispatched, heads_of_arguments, product, run_into_cache
+from ropelab.call.projection import Call, check_served, dispatched, heads_of_arguments, product, run_into_cache
+from ropelab.call.projection_paths import PATHS, Work, fastest
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
 from ropelab.paged_cache import rope_and_cache
@@ -39,6 +40,7 @@ def qkv_rope(
     axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
     rotary_slice: tuple[int, int] | None = None,
+    path: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The projection of hidden states to queries, keys and values, with the rotation of queries and keys.
 
@@ -47,10 +49,8 @@ def qkv_rope(
 
     On the path "pass", a product of PyTorch makes y, and a pass rotates q and k in place, so a feature is rounded to
     the dtype of x twice: after the product and after the rotation. On the path "product", one kernel rotates before it
-    writes, and rounds once. Large calls on an H100 or H200 take it (`ropelab.call.projection.paths`); calls with
-    several sequences need ``positions`` for it, or ``thd``. The path "quack" rounds once too. It takes calls with
-    frequencies, adjacent pairs and positions that count up, where quack is installed. Its kernel turns v by an angle of
-    zero, so a feature of v that is not finite makes its neighbour NaN.
+    writes, and rounds once. On the path "quack", a kernel of quack 0.6 does so; it turns v by an angle of zero, so a
+    feature of v that is not finite makes its neighbour NaN.
 
     The product of K terms and a bias is within ``2 (K + 1) u`` of its exact value, times the sum of ``|x_i w_i|`` and
     ``|b|``, to first order in the unit roundoff u of float32. Both kernels compute the cosines and sines of frequencies
@@ -71,6 +71,12 @@ def qkv_rope(
             both None for no norm. A norm takes tables, and no frequencies.
         eps: a number of at least 0, added to the mean of the squares.
         seq_format: the order of the axes of q, k and v: ``"bshd"``, ``"sbhd"`` or ``"thd"``.
+        path: ``"auto"``, ``"pass"``, ``"product"`` or ``"quack"``. With ``"auto"`` a call takes the path "product"
+            where measurements on its GPU found it to be faster (`ropelab.call.projection_paths`), else "pass", which
+            serves every call. The path "product" serves 16 bits on an H100 or H200: heads of 64, 128 or 256, one
+            weight, rows of whole 16 bytes, and pairs of halves only if all features rotate; no ``sbhd``, no tables for
+            each batch, no offsets in a tensor, and no call with a norm that autograd records. The path "quack" serves
+            frequencies, adjacent pairs and positions that count up, where quack is installed.
 
     Returns:
         ``(q, k, v)``, each with the axes of x but the last, then heads and D features: views of one contiguous tensor
@@ -80,22 +86,22 @@ def qkv_rope(
 
     Raises:
         TypeError, ValueError: as `apply_rope` and `apply_qk_norm_rope`; the shapes, dtypes or devices of x, weight and
-            bias do not fit; or a table requires grad.
+            bias do not fit; a table requires grad; or ``path`` does not serve the call.
     """
     if isinstance(x, Proxy):
         return recorded(qkv_rope, locals())
-    x, weights, biases, heads = _given(x, weight, bias, q_heads, k_heads, seq_format)
-    angles, eps = given_angles(cos, sin, frequencies), single("eps", eps, at_least=0)
+    x, weights, biases = _given(x, weight, bias)
+    q_heads, k_heads = integer("q_heads", q_heads, at_least=1), integer("k_heads", k_heads, at_least=1)
+    call = Call(q_heads, k_heads, single("eps", eps, at_least=0), False, choice("path", path, PATHS))
+    angles = given_angles(cos, sin, frequencies)
     if isinstance(angles, Tables):
         check_fixed_tables(angles.cos, angles.sin)
-    if q_weight is not None or k_weight is not None:
-        tensor("q_weight", q_weight)
-        tensor("k_weight", k_weight)
-        if frequencies is not None:
-            raise ValueError("frequencies: expected cos and sin beside q_weight, got frequencies")
-    tokens = x.unsqueeze(-1)  # of the rank of q
+    tokens = x
+    if not isinstance(offsets, torch.Tensor) and integer("offsets", offsets) < 0:
+        heads_of_arguments(x, weights, biases, q_heads, k_heads, seq_format)
+        tokens = x.unsqueeze(-1)  # of the rank of q
     where = located(tokens, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
-    return differentiated(x, weights, biases, (q_weight, k_weight), where, heads, eps)
+    return differentiated(x, weights, biases, (q_weight, k_weight), where, call)
 
 
 def qkv_rope_and_cache(
@@ -133,12 +139,13 @@ def qkv_rope_and_cache(
     q_scale_out: torch.Tensor | None = None,
     k_scale_cache: torch.Tensor | None = None,
     v_scale_cache: torch.Tensor | None = None,
+    path: str = "auto",
 ) -> torch.Tensor:
     """`qkv_rope` for inference with a paged cache: its k and v go into the caches.
 
-    On the path "product", one kernel writes q and the caches, and k and v are written nowhere else. Large calls on an
-    H100 or H200 take it (`ropelab.call.projection.paths`), with caches in the dtype of x, no output but q, one weight,
-    and no norm after the rotation. Otherwise a product of PyTorch makes q, k and v, and `rope_and_cache` takes them in
+    On the path "product", one kernel writes q and the caches, and k and v are written nowhere else. It serves the calls
+    that it serves in `qkv_rope`, with caches in the dtype of x, no output but q, and no norm after the rotation.
+    Otherwise a product of PyTorch makes q, k and v, and `rope_and_cache` takes them in
     one pass, which writes q in place.
 
     Args:
@@ -149,6 +156,7 @@ def qkv_rope_and_cache(
             offsets, rotary_slice, k_out, v_out, q_nope, q_nope_out, q_scale, k_scale, v_scale, q_scale_out,
             k_scale_cache, v_scale_cache: as for `rope_and_cache`.
         q_out: as for `rope_and_cache`; by default the q of the product.
+        path: ``"auto"``, ``"pass"`` or ``"product"``, as for `qkv_rope`.
 
     Returns:
         q, ``[T, q_heads, D]``, or in the order of another ``seq_format``.
@@ -164,19 +172,30 @@ def qkv_rope_and_cache(
         "q_out": q_out, "k_out": k_out, "v_out": v_out, "q_nope_out": q_nope_out, "q_scale_out": q_scale_out,
         "k_scale_cache": k_scale_cache, "v_scale_cache": v_scale_cache,
     }  # fmt: skip
-    given = x
-    x, weights, biases, heads = _given(x, weight, bias, q_heads, k_heads, seq_format)
-    check_no_grad(("x", *["weight"] * len(weights), *["bias"] * len(biases)), (x, *weights, *biases))
-    caches = key_cache, value_cache, slot_mapping
-    _check_apart({"key_cache": key_cache, "value_cache": value_cache, **outputs}, x=given, weight=weight, bias=bias)
+    given, (x, weights, biases) = x, _given(x, weight, bias)
+    q_heads, k_heads = integer("q_heads", q_heads, at_least=1), integer("k_heads", k_heads, at_least=1)
+    heads = heads_of_arguments(x, weights, biases, q_heads, k_heads, seq_format)
+    norms, caches = (q_weight, k_weight), (key_cache, value_cache, slot_mapping)
+    named = {"key_cache": key_cache, "value_cache": value_cache, "q_weight": q_weight, "k_weight": k_weight}
+    named |= {"cos": cos, "sin": sin}
+    check_no_grad(
+        ("x", *["weight"] * len(weights), *["bias"] * len(biases), *named), (x, *weights, *biases, *named.values())
+    )
     plain = not dispatched(x, weights[0])
-    angles, eps = given_angles(cos, sin, frequencies), single("eps", eps, at_least=0)
-    where = located(x.unsqueeze(-1), angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
-    q_alone = None is q_nope is q_scale is k_scale is v_scale and not any(x is not None for x in outputs.values())
-    if plain and q_alone and weight_offset == 0 and norm_first is True:
-        q = run_into_cache(x, weights, biases, (q_weight, k_weight), where, heads, eps, caches)
+    others = q_nope, q_scale, k_scale, v_scale, *outputs.values()
+    alone = plain and len(weights) == 1 and weight_offset == 0 and norm_first is True and all(t is None for t in others)
+    wanted = choice("path", path, PATHS[:3])
+    if path == "auto" and alone:
+        wanted = fastest(Work.of(x, sum(heads.features)), x.device)
+    if wanted == "product":
+        q, angles, eps = None, given_angles(cos, sin, frequencies), single("eps", eps, at_least=0)
+        where = located(x.unsqueeze(-1), angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
+        if alone:
+            q = run_into_cache(x, weights[0], *(biases or (None,)), norms, where, heads, eps, caches)
         if q is not None:
             return q
+        check_served(path)
+    _check_apart({"key_cache": key_cache, "value_cache": value_cache, **outputs}, x=given, weight=weight, bias=bias)
     q, k, v = heads.split(product(x, weights, biases, plain))
     if q_out is None and plain:  # compilers follow no operator that writes over its input
         outputs["q_out"] = q
@@ -201,8 +220,8 @@ _AUTOCAST = tuple(kind for kind in ("cpu", "cuda", "mps", "xpu", "hpu") if torch
 """The devices with autocast, found once, because torch.compile of torch 2.11 cannot ask for them."""
 
 
-def _given(x, weight, bias, q_heads: int, k_heads: int, seq_format: str):
-    """x, the weights, the biases and the heads, checked, in the dtype of autocast."""
+def _given(x, weight, bias):
+    """x, the weights and the biases in the dtype of autocast."""
     weights = (weight,) if isinstance(weight, torch.Tensor) else _three("weight", weight)
     biases = () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else _three("bias", bias)
     if biases and len(biases) != len(weights):
@@ -212,7 +231,7 @@ def _given(x, weight, bias, q_heads: int, k_heads: int, seq_format: str):
         dtype = torch.get_autocast_dtype(kind)
         x, *rest = (_narrow(t, dtype) for t in (x, *weights, *biases))
         weights, biases = tuple(rest[: len(weights)]), tuple(rest[len(weights) :])
-    return x, weights, biases, heads_of_arguments(x, weights, biases, q_heads, k_heads, seq_format)
+    return x, weights, biases
 
 
 def _three(name: str, tensors) -> tuple[torch.Tensor, ...]:

@@ -19,42 +19,54 @@ import torch
 from ropelab.autograd import qk_norm, rotation
 from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
 from ropelab.call.checks import check_recordable
-from ropelab.call.projection import Heads, Norms, Tensors, check_projection, product, run_gradient, run_projection
+from ropelab.call.projection import (
+    Call,
+    Heads,
+    Norms,
+    Tensors,
+    check_projection,
+    check_served,
+    heads_of_arguments,
+    product,
+    run_gradient,
+    run_projection,
+)
 from ropelab.call.where import Where
 
 
-def differentiated(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float):
+def differentiated(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call):
     """q, k and v; autograd records the step where a caller differentiates it."""
     if rotation.transformed():
-        return _composed(x, weights, biases, norms, where, heads, eps)
+        return _composed(x, weights, biases, norms, where, call)
     if not rotation.needs_autograd(x, *weights, *biases, *norms):
-        return run_projection(x, weights, biases, norms, where, heads, eps, False)[:3]
-    return _Projection.apply(x, *_three(weights), *_three(biases), *norms, *where.flat, heads, eps)
+        return run_projection(x, weights, biases, norms, where, call)[:3]
+    return _Projection.apply(x, *_three(weights), *_three(biases), *norms, *where.flat, call)
 
 
-def _composed(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float):
+def _composed(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call):
     """Project in torch operations, and rotate, for torch.func and forward mode."""
+    heads = heads_of_arguments(x, weights, biases, call.q_heads, call.k_heads, where.options.seq_format)
     check_projection(x, norms, where, heads)
+    check_served(call.path)
     q, k, v = heads.split(product(x, weights, biases, plain=False))
     if norms[0] is None:
         return *rotation.differentiated(q, k, where, False), v
-    return *qk_norm.composed(q, k, *norms, where, eps), v
+    return *qk_norm.composed(q, k, *norms, where, call.eps), v
 
 
 class _Projection(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx, x, w0, w1, w2, b0, b1, b2, q_weight, k_weight, cos, sin, positions, first_position, options, heads, eps
-    ):
+    def forward(ctx, x, w0, w1, w2, b0, b1, b2, q_weight, k_weight, cos, sin, positions, first_position, options, call):
         if not torch.compiler.is_compiling():
             named = {"weight": w0, "weight[1]": w1, "weight[2]": w2, "q_weight": q_weight, "k_weight": k_weight}
             check_recordable(x=x, **named, cos=cos, sin=sin, positions=positions)
         weights, biases, norms = _present(w0, w1, w2), _present(b0, b1, b2), (q_weight, k_weight)
         where, normed = Where.of(cos, sin, positions, first_position, options), q_weight is not None
-        q, k, v, qkv = run_projection(x, weights, biases, norms, where, heads, eps, normed)
+        q, k, v, y = run_projection(x, weights, biases, norms, where, call._replace(keep=normed))
         kept = x if normed or any(ctx.needs_input_grad[1:4]) else None
-        ctx.save_for_backward(kept, w0, w1, w2, *norms, cos, sin, positions, qkv if normed else None)
-        ctx.first_position, ctx.options, ctx.heads, ctx.eps = first_position, options, heads, eps
+        ctx.save_for_backward(kept, w0, w1, w2, *norms, cos, sin, positions, y.flatten(-2) if normed else None)
+        ctx.first_position, ctx.options, ctx.eps = first_position, options, call.eps
+        ctx.heads = Heads(q.shape[-2], k.shape[-2], q.shape[-1])
         return q, k, v
 
     @staticmethod
@@ -68,7 +80,7 @@ class _Projection(torch.autograd.Function):
             remaining = iter(for_each_batched_gradient(found, *grads))
         else:
             remaining = iter(found(*grads))
-        return *(next(remaining) if need else None for need in needed), *[None] * 7
+        return *(next(remaining) if need else None for need in needed), *[None] * 6
 
 
 def _gradients(ctx, grads: tuple[Any, Any, Any], needed: Sequence[bool]) -> list[torch.Tensor | None]:

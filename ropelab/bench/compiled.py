@@ -10,6 +10,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ropelab.bench.code_hash import DIGITS
 from ropelab.kernels.launch import Launch
@@ -28,7 +29,7 @@ def compiled(launch: Launch, arguments: Sequence[Any], capability: int | str) ->
     """The kernel of a launch on ``arguments``, the kernel's first, compiled for a GPU.
 
     Args:
-        arguments: tensors, ints, and named tuples of them and of None.
+        arguments: tensors, ints, descriptors, and named tuples of them and of None.
         capability: the compute capability of an NVIDIA GPU, such as 90; or the name of AMD's architecture, such as
             "gfx942".
     """
@@ -58,6 +59,8 @@ def type_of(value, path: tuple[int, ...], specializes: bool, constants: dict, at
     if isinstance(value, tuple):
         types = [type_of(x, (*path, i), specializes, constants, attributes) for i, x in enumerate(value)]
         return type(value)(*types) if hasattr(value, "_fields") else tuple(types)
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{TYPES[value.base.dtype][1:]}{value.block_shape}>".replace(" ", "")
     is_tensor = isinstance(value, torch.Tensor)
     if value is None or (specializes and not is_tensor and value == 1):
         constants[path] = value

@@ -1,4 +1,4 @@
-"""Measure the time that the host takes for a call with few tokens."""
+"""Measure the time that the host takes for a call with few tokens, and for a projection with any number of tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,8 +7,10 @@ from functools import partial
 import pandas as pd
 import torch
 
+from ropelab import apply_rope, qkv_rope, rotary_table
 from ropelab.bench import peers, timing
 from ropelab.bench.compare import bind, checked, progress, tidy
+from ropelab.bench.projection import Projection
 from ropelab.bench.workloads import DENSE_CELLS, Buffers
 from ropelab.layout.pairing import LAYOUTS
 
@@ -16,6 +18,8 @@ NO_GRAD, PLAIN, RECORDED, BOTH = "no_grad", "plain tensors", "recorded", "forwar
 """Calls under ``torch.no_grad()``; calls in grad mode with tensors that need no gradient; calls that autograd records,
 because the tensors need a gradient; and such calls with their backward."""
 CALLS = NO_GRAD, PLAIN, RECORDED, BOTH
+LINEAR, STEPS, ONE_CALL, ON_PATH = "F.linear", "F.linear and apply_rope", "qkv_rope", 'qkv_rope(path="{}")'
+TOKENS = 1, 64, 512, 4096, 16384
 
 
 def host(*, smoke: bool = False) -> pd.DataFrame:
@@ -45,3 +49,44 @@ def _call(rotate: peers.Rotate, buffers: Buffers, name: str) -> Callable[[], obj
     if name == BOTH:
         return lambda: torch.autograd.grad(rotate(*buffers.inputs), buffers.inputs, buffers.cotangents)
     return partial(rotate, *(x if name == RECORDED else x.detach() for x in buffers.inputs))
+
+
+def projection(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
+    """Measure the host time of an eager projection to q, k and v with a rotation, warm, for all of `CALLS` but `BOTH`.
+
+    Columns: tokens, inputs, outputs, q_heads, k_heads, head_dim, call, contender, status, median_us, q20_us, q80_us,
+        samples.
+    """
+    cases, frames = [Projection(tokens, 4096, 32, 8) for tokens in TOKENS], []
+    for case in progress(cases[:1] if smoke else cases, lambda case: f"{case.tokens} x {case.inputs}"):
+        for name in CALLS[:3]:
+            with torch.set_grad_enabled(name != NO_GRAD):
+                calls = _projections(case, device, recorded=name == RECORDED)
+                frame = timing.host_times(calls, rounds=3 if smoke else 25, batch=20)
+            columns = {key: value for key, value in case.columns.items() if key != "block"}
+            frames.append(tidy(frame, columns, {}).assign(call=name))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _projections(case: Projection, device: torch.device | str, recorded: bool) -> dict[str, Callable]:
+    """A projection in one call and in two; where autograd records it, in two calls that do not overwrite."""
+    x, weight = (
+        torch.zeros(*sizes, case.inputs, device=device, dtype=torch.bfloat16)
+        for sizes in ((1, case.tokens), (case.outputs,))
+    )
+    weight.requires_grad_(recorded)
+    tables = dict(zip(("cos", "sin"), rotary_table(case.tokens, case.head_dim, device=device), strict=True))
+    counts = case.q_heads, case.k_heads, case.k_heads
+    heads = {"q_heads": case.q_heads, "k_heads": case.k_heads}
+
+    def steps():
+        y = torch.nn.functional.linear(x, weight)
+        q, k, v = y.view(*y.shape[:-1], sum(counts), case.head_dim).split(counts, -2)
+        return *apply_rope(q, k, inplace=not recorded, **tables), v
+
+    calls = {LINEAR: partial(torch.nn.functional.linear, x, weight), STEPS: steps}
+    calls |= {
+        name: partial(qkv_rope, x, weight, path=path, **heads, **tables)
+        for name, path in ((ONE_CALL, "auto"), *((ON_PATH.format(path), path) for path in ("pass", "product")))
+    }
+    return {name: lambda call=call: call for name, call in calls.items()}

@@ -19,7 +19,7 @@ from ropelab.bench.agreement import disagreement
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.peers import quack
 from ropelab.bench.projection_law import Product
-from ropelab.call import projection
+from ropelab.call import operation, projection
 from ropelab.kernels import Rotation, backend
 from ropelab.kernels.tensors import ProjectionTensors
 
@@ -57,10 +57,14 @@ class Projection(Product):
         block: what follows the product: "rotation", "norm" (before the rotation), "cache" (behind the rotation),
             "norm and cache", or "axes" (a rotation by positions along three axes, as in Qwen2-VL).
         page: the slots of a block of the cache.
+        layout: the pairs that rotate.
+        counted: positions count up by themselves, and none are given.
     """
 
     block: str = "rotation"
     page: int = 16
+    layout: str = "interleaved"
+    counted: bool = False
 
     @property
     def columns(self) -> dict[str, object]:
@@ -103,18 +107,18 @@ class Tensors:
         blocks = -(-case.tokens // case.page) if "cache" in case.block else 0
         self.caches = [draw(blocks, case.page, case.k_heads, case.head_dim) for _ in range(2)]
 
-    def options(self, computed: bool = False, counting: bool = False) -> dict[str, object]:
+    def options(self, computed: bool = False, counted: bool = False) -> dict[str, object]:
         """The arguments that our functions share.
 
         Args:
             computed: frequencies take the place of tables.
-            counting: positions count up by themselves, and none are given.
+            counted: as in `Projection`.
         """
         case = self.case
         tables = {"cos": self.cos, "sin": self.sin}
         angles = {"frequencies": ropelab.rotary_frequencies(case.head_dim, device=self.device)} if computed else tables
-        where: dict[str, object] = {"layout": "interleaved", "seq_format": "thd"}
-        where |= {} if counting else {"positions": self.positions, "axes": self.axes}
+        where: dict[str, object] = {"layout": case.layout, "seq_format": "thd"}
+        where |= {} if counted or case.counted else {"positions": self.positions, "axes": self.axes}
         return angles | where | {"q_heads": case.q_heads, "k_heads": case.k_heads, **self.norms}
 
     def heads(self, projected: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -138,7 +142,7 @@ class Tensors:
                 heads = heads * rstd * self.norms[f"{name}_weight"].double()
             tables = self.cos.double(), self.sin.double()
             where = {"positions": self.positions, "axes": self.axes, "seq_format": "thd"}
-            turned.append(reference.rotate(heads, *tables, layout="interleaved", **where))
+            turned.append(reference.rotate(heads, *tables, layout=self.case.layout, **where))
         return {"q": turned[0], "k": turned[1], "v": v}
 
     def check(self, run: Run) -> str:
@@ -146,24 +150,9 @@ class Tensors:
         return disagreement(self.heads(run(*self.sets[0])), self.right(), ROUNDINGS)
 
 
-def _on_path(name: str, run: Run) -> Run:
-    """A call that takes one path of `ropelab.call.projection`, and raises RuntimeError if it takes another."""
-    kernel = () if name == "pass" else (name,)
-    forced = {"paths": lambda work: (*kernel, "pass")} | ({"_pass": _refuse} if kernel else {})
-
-    def call(x, weight):
-        with mock.patch.multiple(projection, **forced):
-            return run(x, weight)
-
-    return call
-
-
-def _refuse(*arguments):
-    raise RuntimeError("the kernel cannot serve the call")
-
-
-def _ours(tensors: Tensors, computed: bool = False, counting: bool = False) -> Run:
-    options = tensors.options(computed, counting)
+def on_path(tensors: Tensors, path: str, computed: bool = False, counted: bool = False) -> Run:
+    """`qkv_rope`, or with a cache `qkv_rope_and_cache`, on one of its paths; see `Tensors.options`."""
+    options = tensors.options(computed, counted) | {"path": path}
     if "cache" not in tensors.case.block:
         return lambda x, weight: _whole(ropelab.qkv_rope(x, weight, **options)[0], tensors.case)
     caches = *tensors.caches, tensors.slots
@@ -177,16 +166,16 @@ def _whole(q: torch.Tensor, case: Projection) -> torch.Tensor:
 
 def contenders(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
     """The contenders by name, and the status of each that cannot run."""
-    ours, case = _ours(tensors), tensors.case
-    found: dict[str, Run] = {ALONE: torch.nn.functional.linear, OURS: _on_path("pass", ours)}
+    case = tensors.case
+    found: dict[str, Run] = {ALONE: torch.nn.functional.linear, OURS: on_path(tensors, "pass")}
     status: dict[str, str] = {}
-    found[KERNEL] = _on_path("product", ours)
+    found[KERNEL] = on_path(tensors, "product")
     if case.block != "rotation":
         return found, status
-    found |= {PRODUCT: partial(_product, tensors), COMPUTED: _on_path("product", _ours(tensors, computed=True))}
+    found |= {PRODUCT: partial(_product, tensors), COMPUTED: on_path(tensors, "product", computed=True)}
     try:
         rotating = quack.projection(tensors.positions, case.q_heads, case.k_heads, case.head_dim)
-        by_quack = _on_path("quack", _ours(tensors, computed=True, counting=True))
+        by_quack = on_path(tensors, "quack", computed=True, counted=True)
         found |= {QUACK_ALONE: quack.product(), QUACK: rotating, BY_QUACK: by_quack}
     except packages.NotInstalled as error:
         status |= dict.fromkeys((QUACK_ALONE, QUACK, BY_QUACK), f"not run: {error}")
@@ -196,12 +185,13 @@ def contenders(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
 def _product(tensors: Tensors, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The product of the kernel that rotates, without a head that turns."""
     dim, kernels = tensors.case.head_dim, backend("projection", x)
-    qkv, rotation = x.new_empty((1, len(x), len(weight))), Rotation(dim, interleaved=True, out_interleaved=True)
-    given = ProjectionTensors(qkv, x[None], weight, None, None, None, tensors.cos, tensors.sin, tensors.positions[None])
-    if not kernels.serves(given, rotation, 0, 0, dim):
-        _refuse()
-    kernels.project(given, rotation, 0, 0, dim)
-    return qkv[0]
+    made, rotation = x.new_empty((1, len(x), len(weight) // dim, dim)), Rotation(dim)
+    angles = tensors.cos, tensors.sin, tensors.positions[None]
+    given = ProjectionTensors(None, None, x, weight, None, None, None, None, made, *angles)
+    if not kernels.serves(given, rotation):
+        raise RuntimeError("the kernel cannot serve the product")
+    kernels.project(given, rotation, 0, 0)
+    return made.view(len(x), -1)
 
 
 def projections(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
@@ -230,15 +220,16 @@ def tiles(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.Dat
 
 
 def _tiles(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
-    kernels, ours = backend("projection", tensors.positions), _ours(tensors)
+    kernels, ours = backend("projection", tensors.positions), on_path(tensors, "product")
 
     def with_tile(tile, x, weight):
-        project = partial(kernels.project, tile=kernels.ProjectionTile(*tile))
-        with mock.patch.object(kernels, "project", project):
-            return _on_path("product", ours)(x, weight)
+        plan = partial(kernels.plan_project, tile=kernels.ProjectionTile(*tile))
+        calls = operation.PreparedCalls()
+        with mock.patch.object(kernels, "plan_project", plan), mock.patch.object(operation, "prepared_calls", calls):
+            return ours(x, weight)
 
     found = {"x".join(map(str, tile)): partial(with_tile, tile) for tile in TILES}
-    return {ALONE: torch.nn.functional.linear, OURS: _on_path("pass", ours)} | found, {}
+    return {ALONE: torch.nn.functional.linear, OURS: on_path(tensors, "pass")} | found, {}
 
 
 def compiled(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
@@ -263,7 +254,7 @@ def _compiled(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
 
     autotuned = partial(torch.compile, mode="max-autotune-no-cudagraphs", dynamic=False)
     return {
-        ALONE: torch.nn.functional.linear, OURS: _on_path("pass", _ours(tensors)),
+        ALONE: torch.nn.functional.linear, OURS: on_path(tensors, "pass"),
         "compiled product": autotuned(torch.nn.functional.linear), "compiled product and rotation": autotuned(rotated),
     }, {}  # fmt: skip
 

@@ -8,6 +8,7 @@ from ropelab.bench.conformance import conformance
 from ropelab.bench.decode_chain import decode_chain
 from ropelab.bench.dense import deepspeed_table, dense, few_tokens, formats, lengths
 from ropelab.bench.host import host
+from ropelab.bench.host import projection as projection_host
 from ropelab.bench.latent_attention import latent_attention
 from ropelab.bench.latent_tiles import latent_tiles
 from ropelab.bench.model_heads import model_heads
@@ -17,6 +18,7 @@ from ropelab.bench.paged_cache import one_pass_cells, paged_cache
 from ropelab.bench.peak_memory import memory
 from ropelab.bench.projection import axes, blocks, compiled, projections
 from ropelab.bench.projection import tiles as projection_tiles
+from ropelab.bench.projection_sizes import sizes as projection_sizes
 from ropelab.bench.qk_norm import qk_norm
 from ropelab.bench.row_scales import row_scales
 from ropelab.bench.server_logits import server_logits
@@ -56,10 +58,13 @@ STUDIES: dict[str, Study] = {
     "projection_axes": Study(axes, gpu_gib=3, wide=True),
     "projection_compiled": Study(compiled, gpu_gib=4, wide=True),
     "projection_tiles": Study(projection_tiles, gpu_gib=4, wide=True),
+    # With 32,768 tokens and 96 heads a result takes 0.8 GiB, and each contender keeps one.
+    "projection_sizes": Study(projection_sizes, gpu_gib=5, wide=True),
     # A block of 2^22 pairs takes 20 tensors of float64.
     "all_pairs": Study(all_pairs, gpu_gib=2, timed=False, wide=True),
     "memory": Study(memory, gpu_gib=3, timed=False),
     "host": Study(host, gpu_gib=1),
+    "projection_host": Study(projection_host, gpu_gib=2, wide=True),
     "decode_chain": Study(decode_chain, gpu_gib=2, wide=True),
     "deepspeed_table": Study(deepspeed_table, gpu_gib=3),
     "tiles": Study(tiles, gpu_gib=28, wide=True),

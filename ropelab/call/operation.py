@@ -8,7 +8,7 @@ Plain tensors in eager mode bypass PyTorch's dispatcher, because the dispatcher 
 All others take an operator of the dispatcher, for torch.compile, torch.export and fake tensors.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,8 +30,8 @@ Tensors: TypeAlias = tuple[Any, ...]
 class Prepared(NamedTuple):
     """What a key keeps: a launch, the check of the memory that it writes, and the tokens of a sequence."""
 
-    launch: Callable[[Tensors, int, int], None]
-    """``launch(tensors, first_position, table_rows)``"""
+    launch: Callable[[Tensors, int, int], Any] | None
+    """``launch(tensors, first_position, table_rows)``; None where the kernel does not serve the calls"""
     check_memory: DisjointCheck | None
     seq_len: int
 
@@ -91,7 +91,7 @@ class Operation:
     condition: str = ""
 
     def __call__(self, given: Tensors, where: Where, *numbers: Hashable) -> Any:
-        """Execute the operation on plain tensors, and return what it makes."""
+        """Execute the operation on plain tensors, and return what it makes; or None where no kernel serves the call."""
         angles, positions, first_position, options = where
         rows, writes = 0, self.writes
         try:
@@ -107,6 +107,8 @@ class Operation:
         except (AttributeError, IndexError, RuntimeError, TypeError):  # the checks name the argument that is wrong
             key = prepared = None
         check_memory = None if prepared is None else prepared.check_memory
+        if prepared is not None and prepared.launch is None:
+            return None
         if prepared is None:
             self.check_plain(given, where)
             self.check(given, where, *numbers)
@@ -127,8 +129,10 @@ class Operation:
             tensors = *given, *made, *angles.for_kernels, positions
             if prepared is None:
                 seq_len = given[0].shape[SEQ_AXIS[options.seq_format]]
-                prepared = Prepared(self._prepare(tensors, where, numbers), check_memory, seq_len)
+                prepared = Prepared(self.prepare(tensors, where, *numbers), check_memory, seq_len)
                 prepared_calls.keep(key, prepared)
+                if prepared.launch is None:
+                    return None
             if writes:  # autograd does not see a kernel write, and a function that saved a tensor must fail
                 increment_version(written)
             prepared.launch(tensors, first_position, rows if rows < MOST_ROWS else MOST_ROWS)
@@ -137,42 +141,40 @@ class Operation:
             raise
         return made
 
-    def check_whole_call(self, given: Tensors, where: Where, *numbers: Hashable) -> None:
-        """Make all checks of a call that another kernel serves, and tell autograd what that kernel writes."""
-        self.check(given, where, *numbers)
-        angles = where.angles.tensors[:1] if where.angles.table_free else where.angles.tensors
-        self._check_of_memory(given, where)(*given, *angles, where.positions)
-        if self.check_contents is not None:
-            self.check_contents(given, where, *numbers)
-        check_writable(self.names, given[: self.writes], self.condition)
-        increment_version([x for x in given[: self.writes] if x is not None])
-
     def check_plain(self, given: Tensors, where: Where) -> None:
         """Raise TypeError for a tensor whose class takes PyTorch's operations over, and so has no memory of its own."""
         named = [*zip(self.names, given, strict=True)]  # a result may have been made of an input that is wrong
-        for name, x in (*named[self.writes :], *where.read.items(), *named[: self.writes]):
-            if type(x) not in _PLAIN and _is_subclass(name, x) and not is_plain(x):
-                raise TypeError(f"{name}: expected a plain tensor, got {type(x).__name__}")
+        check_plain((*named[self.writes :], *where.read.items(), *named[: self.writes]))
 
     def _check_of_memory(self, given: Tensors, where: Where) -> DisjointCheck:
         named = dict(zip(self.names, given, strict=True))
         written = {name: named.pop(name) for name in self.names[: self.writes]}
         return DisjointCheck(written, {**named, **where.read}, self.same, self.condition)
 
-    def _prepare(self, tensors: Tensors, where: Where, numbers: tuple) -> Callable[[Tensors, int, int], None]:
+    def prepare(self, tensors: Tensors, where: Where, *numbers: Hashable) -> Callable[[Tensors, int, int], None] | None:
         """Choose how calls with these properties run. The function keeps no tensor of this call alive."""
-        module, rotation, arguments = backend(self.module, tensors[0]), where.rotation, self.numbers(*numbers)
+        first = next(x for x in tensors if x is not None)
+        module, rotation, arguments = backend(self.module, first), where.rotation, self.numbers(*numbers)
         options = where.options
 
         def views(tensors: Tensors):
-            return _views(self.tensors(*tensors), options)
+            return views_of(self.tensors(*tensors), options)
 
         viewed = views(tensors)
-        if uses_triton(tensors[0]) and _is_plain(viewed):
+        if hasattr(module, "serves") and not module.serves(viewed, rotation):
+            return None
+        if uses_triton(first) and _is_plain(viewed):
             # A launch takes addresses only, so it takes the tensors of a call as they are.
             return getattr(module, f"plan_{self.step}")(viewed, rotation, *arguments)
         run = getattr(module, self.step)
         return lambda tensors, first_position, rows: run(views(tensors), rotation, *arguments, first_position)
+
+
+def check_plain(named: Iterable[tuple[str, Any]]) -> None:
+    """Raise TypeError for a tensor by its name whose class takes PyTorch's operations over: it has no memory itself."""
+    for name, x in named:
+        if type(x) not in _PLAIN and _is_subclass(name, x) and not is_plain(x):
+            raise TypeError(f"{name}: expected a plain tensor, got {type(x).__name__}")
 
 
 _OF_ANY_STRIDE = {
@@ -182,7 +184,7 @@ _OF_ANY_STRIDE = {
 _IN_ANY_FORMAT = {"k_cache", "v_cache", "cos", "sin", *_OF_ANY_STRIDE}
 
 
-def _views(t: Any, options: Options) -> Any:
+def views_of(t: Any, options: Options) -> Any:
     """The tensors as the backends take them: heads as ``[B, S, H, D]``, positions as in `kernels.tensors`.
 
     A result that is its own input stays the same object.

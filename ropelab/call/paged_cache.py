@@ -24,12 +24,6 @@ def write(given: Tensors, where: Where, norm: Norm | None) -> None:
     write_through(_WRITE, rope_and_cache, given, where, (norm,), numbers, *given[_WRITES : _WRITES + 2])
 
 
-def check_write(given: Tensors, where: Where, norm: Norm | None) -> None:
-    """Make all checks of `write` for a kernel that writes these tensors without it."""
-    check_no_grad(NAMES, given, where)
-    _WRITE.check_whole_call(given, where, norm)
-
-
 def _write(*arguments) -> None:
     """The operator ``ropelab::rope_and_cache``, which writes to its arguments and returns nothing."""
     count = len(NAMES)

@@ -1,6 +1,6 @@
 """The projection to q, k and v with a rotation, and its gradient, for plain tensors and as operators of the dispatcher.
 
-A call takes one of several paths (`path`). The results of all paths are the same up to their roundings:
+A call takes one of several paths (`projection_paths`). The results of all paths are the same up to their roundings:
 
 ==========  ==================================================  ==================================================
 path        runs                                                rounds a feature of q or k to the dtype of x
@@ -8,27 +8,32 @@ path        runs                                                rounds a feature
 "pass"      the product of PyTorch, then a pass over q and k    after the product and after the rotation
 "product"   one kernel, which rotates before it writes, also    after the rotation
             straight into a paged cache
-"quack"     the same, by quack, where it is installed           after the rotation
+"quack"     the same, by quack                                  after the rotation
 ==========  ==================================================  ==================================================
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
 
-from ropelab.arguments import check_tensor, dtype_name, integer
+from ropelab.arguments import check_tensor, dtype_name
+from ropelab.call import operation
 from ropelab.call.checks import check_places, check_rope_arguments
-from ropelab.call.operation import must_dispatch, operator
-from ropelab.call.paged_cache import check_write
-from ropelab.call.qk_norm import BACKWARD, FORWARD, check_qk_norm_arguments, run_forward
-from ropelab.call.rotation import ROTATE, rotate_or_dispatch
-from ropelab.call.where import Where, along_axes
-from ropelab.kernels import backend, projection_quack
-from ropelab.kernels.rotation import Norm
+from ropelab.call.memory import empty_heads
+from ropelab.call.operation import Operation, Prepared, check_plain, must_dispatch, operator, views_of
+from ropelab.call.paged_cache_checks import check_call, check_slots
+from ropelab.call.projection_paths import Work, fastest
+from ropelab.call.qk_norm import BACKWARD, FORWARD, check_qk_norm_arguments
+from ropelab.call.rotation import ROTATE
+from ropelab.call.where import Options, Where
+from ropelab.kernels import projection_quack
+from ropelab.kernels.backends import forced_backend
+from ropelab.kernels.rotation import MOST_ROWS, Norm, Rotation
 from ropelab.kernels.tensors import ProjectionTensors
-from ropelab.layout.seq_format import check_seq_format
+from ropelab.layout.seq_format import SEQ_AXIS, check_seq_format
 
 Tensors: TypeAlias = Sequence[torch.Tensor]
 Norms: TypeAlias = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -49,12 +54,15 @@ class Heads(NamedTuple):
 
     def split(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The views q, k and v ``[..., heads, dim]`` of ``x [..., N]``."""
-        return x.unflatten(-1, (-1, self.dim)).split((self.q, self.k, self.k), -2)
+        return self.apart(x.view(*x.shape[:-1], self.q + 2 * self.k, self.dim))
+
+    def apart(self, heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The views q, k and v of all heads ``[..., q + 2 k, dim]``."""
+        return heads.split_with_sizes((self.q, self.k, self.k), -2)
 
 
 def heads_of_arguments(x, weights: Tensors, biases: Tensors, q_heads: int, k_heads: int, seq_format: str) -> Heads:
     """The heads of a call; raise TypeError or ValueError for arguments that no product can serve, by their metadata."""
-    q_heads, k_heads = integer("q_heads", q_heads, at_least=1), integer("k_heads", k_heads, at_least=1)
     check_seq_format(seq_format)
     if seq_format == "bhsd":
         raise ValueError("seq_format: expected 'bshd', 'sbhd' or 'thd' (a projection has no heads in x), got 'bhsd'")
@@ -83,45 +91,68 @@ def heads_of_arguments(x, weights: Tensors, biases: Tensors, q_heads: int, k_hea
 
 def check_projection(x, norms: Norms, where: Where, heads: Heads) -> None:
     """Raise TypeError or ValueError for angles, positions and weights of norms that do not fit, by their metadata."""
-    number = x[..., :1].unsqueeze(-1)  # views of it have the shapes, the dtype and the device of q and of k
-    q, k = (number.expand(*x.shape[:-1], count, heads.dim) for count in (heads.q, heads.k))
+    q, k = _heads_like(x, heads)
     if norms[0] is None and norms[1] is None:
         check_rope_arguments(q, k, where)
-    else:
-        check_qk_norm_arguments((q, k, *norms), where)
+        return
+    check_qk_norm_arguments((q, k, *norms), where)
+    if where.angles.table_free:
+        raise ValueError("frequencies: expected cos and sin beside q_weight, got frequencies")
+
+
+def _heads_like(x, heads: Heads) -> Iterator[torch.Tensor]:
+    """Tensors with the shapes, the dtype and the device of q and of k."""
+    number = x[..., :1].unsqueeze(-1)
+    return (number.expand(*x.shape[:-1], count, heads.dim) for count in (heads.q, heads.k))
+
+
+class Call(NamedTuple):
+    """What a projection is told beside tensors and angles.
+
+    Attributes:
+        q_heads, k_heads: as in `Heads`.
+        eps: the number that a norm adds.
+        keep: keep the q and k that a norm reads, for its gradient.
+        path: one of `projection_paths.PATHS`.
+    """
+
+    q_heads: int
+    k_heads: int
+    eps: float
+    keep: bool
+    path: str
 
 
 def run_projection(
-    x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float, keep: bool
+    x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call
 ) -> tuple[torch.Tensor, ...]:
-    """q and k, normalized and rotated, v, and the tensor ``[..., N]`` of which they are views.
+    """q and k, normalized and rotated, v, and the tensor ``[..., heads, D]`` of which they are views.
 
-    Args:
-        x, weights, biases: they have passed `heads_of_arguments`.
-        keep: keep the q and k that a norm reads, for its gradient. The last tensor is then the product as it is, v is a
-            part of it, and q and k are tensors of their own.
+    With ``call.keep`` the last tensor is the product as it is, v is a part of it, and q and k are tensors of their own.
     """
-    given = x, weights, biases, norms, where, heads, eps, keep
     if not dispatched(x, weights[0]):
-        return _projected(*given)
+        return _projected(x, weights, biases, norms, where, call)
+    heads = heads_of_arguments(x, weights, biases, call.q_heads, call.k_heads, where.options.seq_format)
     check_projection(x, norms, where, heads)
-    qkv, *turned = qkv_rope(x, weights, biases, *norms, *where.for_operators, *heads, eps, keep)
-    q, k, v = heads.split(qkv)
-    return *(turned or (q, k)), v, qkv
+    qkv, *turned = qkv_rope(x, weights, biases, *norms, *where.for_operators, *heads, *call[2:])
+    y = qkv.unflatten(-1, (-1, heads.dim))
+    q, k, v = heads.apart(y)
+    return *(turned or (q, k)), v, y
 
 
 def run_into_cache(
-    x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float, cached: Tensors
+    x, weight, bias, norms: Norms, where: Where, heads: Heads, eps: float, cached: Tensors
 ) -> torch.Tensor | None:
-    """q, whose k and v a single kernel wrote into a paged cache; or None where the pass is faster or has to serve.
+    """q, whose k and v a single kernel wrote into a paged cache; or None where the kernel does not serve the call.
 
     Args:
-        x, weights, biases: plain tensors that have passed `heads_of_arguments`.
+        x, weight, bias: plain tensors that have passed `heads_of_arguments`.
         cached: the key cache, the value cache and the slots.
     """
-    if "product" not in paths(Work(x.shape[:-1].numel(), x.shape[-1], sum(heads.features))):
-        return None
-    return _one_kernel("product", x, weights, biases, norms, where, heads, eps, cached)
+    key_cache, value_cache, slots = cached
+    given = key_cache, value_cache, x, weight, bias, slots, *norms
+    made = KERNEL(given, where, heads, None if norms[0] is None and norms[1] is None else Norm(eps))
+    return None if made is None else made[0]
 
 
 def run_gradient(q_grad, k_grad, v_grad, qkv, norms: Norms, where: Where, eps: float, norm_grads: bool) -> Tensors:
@@ -138,59 +169,117 @@ def run_gradient(q_grad, k_grad, v_grad, qkv, norms: Norms, where: Where, eps: f
 # ----------------------------------------------------------------------------------------------------------- the paths
 
 
-class Work(NamedTuple):
-    """The size of a product: T, K and N."""
-
-    tokens: int
-    inputs: int
-    outputs: int
-
-
-def paths(work: Work) -> tuple[str, ...]:
-    """The paths for this size, the fastest first, by the studies `projection` and `projection_blocks`.
-
-    Where quack is installed and serves the call, it comes first from `_QUACK_TOKENS` tokens on. Another path is faster
-    in 4 of these 36 sizes on an H100 and in 5 on an H200, by at most 5 %.
-
-    The programs of the path "product" compute tiles of 128 tokens and 256 features, one on each multiprocessor in each
-    turn. The rotation costs them 2 to 4 % of the product, and the pass costs 5 to 22 %. The rest decides: the share of
-    all turns that is no work, because tiles reach past the end or the last turn has few tiles.
-    """
-    tiles = -(-work.tokens // _TILE_TOKENS) * -(-work.outputs // _TILE_FEATURES)
-    places = -(-tiles // _MULTIPROCESSORS) * _MULTIPROCESSORS * _TILE_TOKENS * _TILE_FEATURES
-    found = ("quack",) if work.tokens >= _QUACK_TOKENS else ()
-    return (*found, "product", "pass") if work.tokens * work.outputs >= _LEAST_WORK * places else (*found, "pass")
-
-
-_TILE_TOKENS, _TILE_FEATURES, _MULTIPROCESSORS = 128, 256, 132
-"""The numbers of `projection_triton.ProjectionTile`, and of an H100 or H200."""
-_LEAST_WORK = 0.9
-_QUACK_TOKENS = 2048
-
-
 def _projected(
-    x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float, keep: bool
+    x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call
 ) -> tuple[torch.Tensor, ...]:
-    """`run_projection` of plain tensors."""
-    for path in () if keep else paths(Work(x.shape[:-1].numel(), x.shape[-1], sum(heads.features)))[:-1]:
-        qkv = _one_kernel(path, x, weights, biases, norms, where, heads, eps)
-        if qkv is not None:
-            return *heads.split(qkv), qkv
-    return _pass(x, weights, biases, norms, where, heads, eps, keep)
+    """`run_projection` of plain tensors. A call with a key that an earlier call had makes no check of metadata."""
+    angles, positions, first_position, options = where
+    rows = 0
+    try:
+        rows = angles.position_count
+        key: Hashable | None = (
+            call, options, len(weights), forced_backend(), angles.key(),
+            (x.data_ptr() | weights[0].data_ptr()) % 16 == 0,  # a kernel moves blocks at such addresses
+            *[
+                None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.layout)
+                for t in (x, *weights, *biases, *norms, positions)
+            ],
+        )  # fmt: skip
+        prepared = operation.prepared_calls.get(key)
+    except (AttributeError, IndexError, RuntimeError, TypeError):  # the checks name the argument that is wrong
+        key = prepared = None
+    try:
+        if prepared is None:
+            prepared = _prepared(x, weights, biases, norms, where, call)
+            operation.prepared_calls.keep(key, prepared)
+        if positions is not None or first_position + prepared.seq_len > rows:
+            check_places(x.unsqueeze(-1), where)
+        given = x, weights, biases, *norms, *angles.for_kernels, positions
+        return prepared.launch(given, first_position, rows if rows < MOST_ROWS else MOST_ROWS)
+    except RuntimeError:  # a tensor without memory, where others had prepared the call
+        named = {"weight": weights, "bias": biases}
+        several = [(_name(name, i, given), t) for name, given in named.items() for i, t in enumerate(given)]
+        check_plain((*several, *zip(("q_weight", "k_weight"), norms, strict=True), *where.read.items()))
+        raise
 
 
-def _pass(
-    x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float, keep: bool
-) -> tuple[torch.Tensor, ...]:
-    qkv = product(x, weights, biases)
-    q, k, v = heads.split(qkv)
-    if norms[0] is None:
-        rotate_or_dispatch(q, k, where, True)
-    elif keep:
-        q, k = run_forward(q, k, *norms, where, eps)
+def _prepared(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call) -> Prepared:
+    """Check a call, and choose its path. The launch makes q, k, v and the tensor of all heads."""
+    heads = heads_of_arguments(x, weights, biases, call.q_heads, call.k_heads, where.options.seq_format)
+    check_projection(x, norms, where, heads)
+    path = call.path
+    if path == "auto":
+        path = fastest(Work.of(x, sum(heads.features)), x.device)
+    launch = None
+    if path != "pass" and len(weights) == 1 and not call.keep:
+        launch = _by_kernel(path, x, weights, biases, norms, where, heads, call.eps)
+    if launch is None:
+        check_served(call.path)
+        launch = _by_pass(x, norms, where, heads, call)
+    return Prepared(launch, None, x.shape[SEQ_AXIS[where.options.seq_format]])
+
+
+def check_served(path: str) -> None:
+    """Raise ValueError for a path that a caller asked for, and that does not serve the call."""
+    if path not in ("auto", "pass"):
+        raise ValueError(f"path: expected 'auto' or 'pass' for a call that {path!r} does not serve, got {path!r}")
+
+
+def _by_kernel(
+    path: str, x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float
+) -> Callable | None:
+    """The launch of a kernel that turns what it multiplies, or None where it does not serve the call."""
+    shape, norm = (*x.shape[:-1], heads.q + 2 * heads.k, heads.dim), None if norms[0] is None else Norm(eps)
+
+    def tensors_of(x, weights, biases, q_weight, k_weight, cos, sin, positions):
+        bias = biases[0] if biases else None
+        y = x.new_empty(shape)
+        return None, None, x, weights[0], bias, None, q_weight, k_weight, y, cos, sin, positions
+
+    if path == "quack":
+        launch = partial(_launch_quack, where.rotation, where.options, heads)
     else:
-        _NORM_IN_PLACE((q, k, *norms), where, eps)
-    return q, k, v, qkv
+        tensors = tensors_of(x, weights, biases, *norms, *where.angles.for_kernels, where.positions)
+        launch = KERNEL.prepare(tensors, where, heads, norm)
+
+    def run(given, first_position: int, rows: int):
+        tensors = tensors_of(*given)
+        launch(tensors, first_position, rows)
+        y = tensors[_MADE]
+        return *heads.apart(y), y
+
+    return None if launch is None else run
+
+
+_MADE = ProjectionTensors._fields.index("qkv")
+
+
+def _launch_quack(rotation: Rotation, options: Options, heads: Heads, tensors, first_position: int, rows: int) -> None:
+    t = views_of(ProjectionTensors(*tensors), options)
+    if not projection_quack.serves(t, rotation, heads.q, heads.k, first_position):
+        check_served("quack")
+    projection_quack.project(t, rotation, heads.q, heads.k, None, first_position)
+
+
+def _by_pass(x, norms: Norms, where: Where, heads: Heads, call: Call) -> Callable:
+    shape, angles = (*x.shape[:-1], heads.q + 2 * heads.k, heads.dim), (*where.angles.for_kernels, where.positions)
+    q, k, _ = heads.apart(x.new_empty(shape))
+    made = (empty_heads(q), empty_heads(k)) if call.keep else (q, k)
+    if norms[0] is None:
+        launch = ROTATE.prepare((q, k, *made, *angles), where)
+    else:
+        launch = FORWARD.prepare((q, k, *norms, *made, *angles), where, call.eps)
+
+    def run(tensors, first_position: int, rows: int):
+        x, weights, biases, q_weight, k_weight, *angles = tensors
+        y = product(x, weights, biases).view(shape)
+        q, k, v = heads.apart(y)
+        made = (empty_heads(q), empty_heads(k)) if call.keep else (q, k)
+        weights = () if q_weight is None else (q_weight, k_weight)
+        launch((q, k, *weights, *made, *angles), first_position, rows)
+        return *made, v, y
+
+    return run
 
 
 def product(x, weights: Tensors, biases: Tensors, plain: bool = True) -> torch.Tensor:
@@ -200,6 +289,8 @@ def product(x, weights: Tensors, biases: Tensors, plain: bool = True) -> torch.T
         plain: x and the weights are plain tensors that nobody differentiates.
     """
     linear = torch.nn.functional.linear
+    if len(weights) == 1 and x.is_contiguous():
+        return linear(x, weights[0], *biases)
     rows = x.reshape(-1, x.shape[-1])
     if len(weights) == 1:
         y = linear(rows, weights[0], *biases)
@@ -216,46 +307,26 @@ def product(x, weights: Tensors, biases: Tensors, plain: bool = True) -> torch.T
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def _one_kernel(
-    path: str, x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float,
-    cached: Tensors = (),
-) -> torch.Tensor | None:  # fmt: skip
-    """The result of the kernel of a path, or None where the kernel does not serve the call.
-
-    Args:
-        cached: the key cache, the value cache and the slots, if the kernel writes k and v there; the result is then q.
-    """
-    contiguous = len(weights) == 1 and x.is_contiguous() and weights[0].is_contiguous()
-    if not contiguous or where.options.seq_format == "sbhd":
-        return None
-    norm = None if norms[0] is None else Norm(eps)
-    if cached:
-        q = x.new_empty((*x.shape[:-1], heads.q, heads.dim))
-        kv = x[..., :1].unsqueeze(-1).expand(*x.shape[:-1], heads.k, heads.dim)  # for checks of metadata
-        unused = (None,) * 6
-        check_write((*cached[:2], q, *unused, q, kv, kv, None, cached[2], *norms, None, None, None), where, norm)
-        qkv = q.flatten(-2)
-    else:
-        check_projection(x, norms, where, heads)
-        qkv = x.new_empty((*x.shape[:-1], sum(heads.features)))
-        check_places(heads.split(qkv)[0], where)
-    qkv_rows, rows = (t.unsqueeze(0) if t.ndim == 2 else t for t in (qkv, x))
-    positions = where.positions
-    if positions is not None and not where.options.offsets:
-        axes = where.options.axes
-        positions = positions if axes is None else along_axes(positions, axes).movedim(0, -1)
-        positions = positions.expand(*rows.shape[:2], *positions.shape[2:])
-    tensors = ProjectionTensors(
-        qkv_rows, rows, weights[0], biases[0] if biases else None, *norms, *where.angles.for_kernels, positions, *cached
-    )
-    kernels = projection_quack if path == "quack" else backend("projection", x)
-    if not kernels.serves(tensors, where.rotation, *heads, where.first_position):
-        return None
-    kernels.project(tensors, where.rotation, *heads, where.first_position, norm)
-    return q if cached else qkv
+def _check_kernel(given, where: Where, heads: Heads, norm: Norm | None) -> None:
+    key_cache, value_cache, x, _, _, slots, *norms = given
+    (_, kv), q = _heads_like(x, heads), x.new_empty((*x.shape[:-1], heads.q, heads.dim))
+    unused = (None,) * 6
+    check_call((key_cache, value_cache, q, *unused, q, kv, kv, None, slots, *norms, None, None, None), where, norm)
 
 
-_NORM_IN_PLACE = replace(FORWARD, make=lambda given, where, eps: given[:2], writes=2)
+def _check_contents(given, where: Where, heads: Heads, norm: Norm | None) -> None:
+    key_cache, _, x, _, _, slots, *_ = given
+    check_places(x.unsqueeze(-1), where)
+    check_slots(slots, key_cache.shape[0] * key_cache.shape[1], "key_cache")
+
+
+KERNEL = Operation(
+    "projection", "project", ProjectionTensors,
+    ("key_cache", "value_cache", "x", "weight", "bias", "slot_mapping", "q_weight", "k_weight"), _check_kernel,
+    lambda given, where, heads, norm: (given[2].new_empty((*given[2].shape[:-1], heads.q, heads.dim)),),
+    numbers=lambda heads, norm: (heads.q, heads.k, norm), check_contents=_check_contents, writes=2,
+)  # fmt: skip
+"""The kernel of the path "product". Calls without a cache only use how it is prepared."""
 
 
 # -------------------------------------------------------------------------------------------------------- the gradient
@@ -281,14 +352,15 @@ _NORM_BACK = replace(BACKWARD, make=_make_gradients)
 
 
 def _forward(x, weights: Tensors, biases: Tensors, q_weight, k_weight, *rest) -> list[torch.Tensor]:
-    """The operator ``ropelab::qkv_rope``, see `run_projection`."""
-    where, heads, (eps, keep) = Where.of_operator(*rest[:-5]), Heads(*rest[-5:-2]), rest[-2:]
-    q, k, _, qkv = _projected(x, weights, biases, (q_weight, k_weight), where, heads, eps, keep)
-    return [qkv, q, k] if keep else [qkv]
+    """The operator ``ropelab::qkv_rope``: the tensor ``[..., N]`` and, with ``keep``, q and k; see `run_projection`."""
+    where, (q_heads, k_heads, _, *others) = Where.of_operator(*rest[:-6]), rest[-6:]
+    call = Call(q_heads, k_heads, *others)
+    q, k, _, y = _projected(x, weights, biases, (q_weight, k_weight), where, call)
+    return [y.flatten(-2), q, k] if call.keep else [y.flatten(-2)]
 
 
 def _forward_fake(x, *rest) -> list[torch.Tensor]:
-    heads, keep = Heads(*rest[-5:-2]), rest[-1]
+    heads, keep = Heads(*rest[-6:-3]), rest[-2]
     made = [x.new_empty((*x.shape[:-1], sum(heads.features)))]
     return made + [x.new_empty((*x.shape[:-1], count, heads.dim)) for count in heads[:2]] if keep else made
 
@@ -317,7 +389,8 @@ def _backward_fake(q_grad, k_grad, v_grad, qkv, q_weight, k_weight, *rest) -> li
 
 qkv_rope = operator(
     "ropelab::qkv_rope", "Tensor x, Tensor[] weights, Tensor[] biases, Tensor? q_weight, Tensor? k_weight",
-    "SymInt q_heads, SymInt k_heads, SymInt head_dim, float eps, bool keep", "Tensor[]", _forward, _forward_fake,
+    "SymInt q_heads, SymInt k_heads, SymInt head_dim, float eps, bool keep, str path", "Tensor[]", _forward,
+    _forward_fake,
 )  # fmt: skip
 qkv_rope_backward = operator(
     "ropelab::qkv_rope_backward",

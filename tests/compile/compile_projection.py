@@ -8,13 +8,9 @@ import sys
 from unittest import mock
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from ropelab.bench.compiled import type_of
+from ropelab.bench import compiled as compiling
 from ropelab.kernels import Rotation, projection_triton
-from ropelab.kernels.projection_triton import ProjectionTile
 from ropelab.kernels.rotation import Norm
 from ropelab.kernels.tensors import ProjectionTensors
 from tests.compile import compile_kernel
@@ -41,32 +37,16 @@ def compiled(
     columns = (rotary_dim // 2, 3) if free else (tokens, rotary_dim // 2)
     tables = [empty(*columns, dtype=torch.int64 if free else torch.float32)] * 2
     weights = [empty(head_dim) if norm else None] * 2
-    width = 48 * head_dim
     caches = [empty(tokens // 16, 16, 8, head_dim)] * 2 if cache else [None] * 2
     given = ProjectionTensors(
-        empty(1, tokens, 32 * head_dim if cache else width), empty(1, tokens, inputs), empty(width, inputs),
-        empty(width) if bias else None, *weights, *tables,
-        empty(1, tokens, *([3] if axes else []), dtype=torch.int64) if positions else None,
-        *caches, empty(tokens, dtype=torch.int64) if cache else None,
+        *caches, empty(1, tokens, inputs), empty(48 * head_dim, inputs), empty(48 * head_dim) if bias else None,
+        empty(tokens, dtype=torch.int64) if cache else None, *weights, empty(1, tokens, 32 if cache else 48, head_dim),
+        *tables, empty(1, tokens, *([3] if axes else []), dtype=torch.int64) if positions else None,
     )  # fmt: skip
     rotation = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved, table_free=free, axes=axes)
     with mock.patch.object(projection_triton, "_multiprocessors", lambda device: 132):
-        _, arguments, options = projection_triton.launched(
-            given, rotation, 32, 8, head_dim, 0, Norm(1e-6) if norm else None, ProjectionTile()
-        )
-    kernel, constants, attributes = projection_triton._project_kernel, {}, {}
-    types = {}
-    for i, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=True)):
-        if name in ("x", "weight", "qkv") and value is not None:
-            types[name] = f"tensordesc<bf16[{','.join(map(str, value.block_shape))}]>"
-        elif name == "C":
-            types[name], constants[(i,)] = "constexpr", value
-        else:
-            specializes = name not in projection_triton.NUMBERS
-            types[name] = type_of(value, (i,), specializes, constants, attributes)
-    return triton.compile(
-        ASTSource(kernel, types, constants, attributes), target=GPUTarget("cuda", 90, 32), options=options
-    )
+        planned = projection_triton.plan_project(given, rotation, 32, 8, Norm(1e-6) if norm else None)
+    return compiling.compiled(planned.launch, (given, 0, tokens, *planned.descriptors(given)), 90)
 
 
 def main(capability: int) -> None:

@@ -95,7 +95,7 @@ def products() -> int:
     for norm, free, axes in ((False, False, None), (True, True, None), (True, False, (0, 1, 2) * 20 + (0,) * 4)):
         given = tensors(tokens=41, inputs=56, norm=norm, free=free, axes=axes)
         rotation = Rotation(128, interleaved=True, out_interleaved=True, table_free=free, axes=axes)
-        projection_triton.project(given, rotation, 3, 1, 128, 0, Norm(1e-6) if norm else None, tile=TILE)
+        projection_triton.project(given, rotation, 3, 1, Norm(1e-6) if norm else None, tile=TILE)
         cases += 1
     return cases
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ropelab import qkv_rope
-from ropelab.call import projection
+from ropelab.call import operation, projection
 from ropelab.interop.huggingface import patch, projections
 from ropelab.kernels import projection_torch, projection_triton
 
@@ -38,10 +38,9 @@ def calls(monkeypatch):
         return qkv_rope(x, *arguments, **options)
 
     monkeypatch.setattr(projections, "qkv_rope", counted)
-    monkeypatch.setattr(projection, "paths", lambda work: ("product", "pass"))
-    monkeypatch.setattr(projections, "paths", lambda work: ("product", "pass"))
+    for module in projection, projections:
+        monkeypatch.setattr(module, "fastest", lambda work, device: "product")
     monkeypatch.setattr(projections, "uses_triton", lambda x: True)
-    monkeypatch.setattr(projection, "backend", lambda operation, x: projection_torch)
     return made
 
 
@@ -84,27 +83,30 @@ def assert_as_near(found, own, right):
 
 
 @pytest.mark.parametrize("positions", [None, torch.arange(7) + torch.tensor([[3], [0]])], ids=["counted", "given"])
-def test_one_kernel_serves_a_batch(monkeypatch, positions):
+def test_one_kernel_serves_a_batch(monkeypatch, torch_backend, positions):
     """Sequences that share the rows of the tables, and sequences with positions of their own."""
     served = []
 
-    def project(tensors, *arguments, **options):
-        served.append(tensors.x.shape[:2])
-        return projection_torch.project(tensors, *arguments, **options)
+    def project(tensors, *arguments):
+        served.append(tensors.qkv.shape[:2].numel())
+        return projection_torch.project(tensors, *arguments)
 
     for module in projection, projections:
-        monkeypatch.setattr(module, "paths", lambda work: ("product", "pass"))
+        monkeypatch.setattr(module, "fastest", lambda work, device: "product")
     monkeypatch.setattr(projections, "uses_triton", lambda x: True)
     monkeypatch.setattr(projection_triton, "_DTYPES", (torch.bfloat16,))
     monkeypatch.setattr(projection_triton, "_multiprocessors", lambda device: 132)
     kernels = types.SimpleNamespace(serves=projection_triton.serves, project=project)
-    monkeypatch.setattr(projection, "backend", lambda operation, x: kernels)
+    right_kernels = operation.backend
+    monkeypatch.setattr(
+        operation, "backend", lambda name, x: kernels if name == "projection" else right_kernels(name, x)
+    )
     model, exact = build(head_dim=64), build(head_dim=64, dtype=torch.float64)
     exact.load_state_dict(model.state_dict())
     right, own = (step(m, position_ids=positions) for m in (exact, model))
     with patch(model, projection=True):
         found = step(model, position_ids=positions)
-    assert served == [(1, TOKENS.numel())] * 2
+    assert served == [TOKENS.numel()] * 2
     assert_as_near(found, own, right)
 
 

@@ -6,10 +6,9 @@ import torch
 
 import ropelab
 from ropelab import qkv_rope, qkv_rope_and_cache
-from ropelab.call import projection
 from ropelab.conformance.bounds import Arithmetic, exact, rotate_exactly, rotation_bound
 from ropelab.conformance.projection_bounds import product_bound, projected_pair_bound
-from ropelab.kernels import INTERPRETED, NO_POSITION, projection_torch
+from ropelab.kernels import INTERPRETED, NO_POSITION
 from ropelab.layout.pairing import LAYOUTS, pairs
 from tests.support import all_but_one, forget
 
@@ -117,21 +116,20 @@ def errors_within(found, truth, bound):
     assert (abs(exact(found) - truth) <= bound).all()
 
 
-def by_one_kernel(monkeypatch):
-    """Calls take the path of one kernel, in torch operations."""
-    monkeypatch.setattr(projection, "paths", lambda work: ("product", "pass"))
-    monkeypatch.setattr(projection, "backend", lambda operation, x: projection_torch)
+BY_ONE_KERNEL = {"path": "product"}
+"""In torch operations, this path serves all calls."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("three", "one_kernel"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_results_and_gradients_are_within_the_bounds(device, monkeypatch, dtype, layout, three, one_kernel):
+def test_results_and_gradients_are_within_the_bounds(device, request, dtype, layout, three, one_kernel):
     if one_kernel:
-        by_one_kernel(monkeypatch)
+        request.getfixturevalue("torch_backend")
     leaves, cotangents = case(device, "thd", dtype, three=three)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    made = called(leaves, **tables(dtype=wide, device=device), layout=layout, seq_format="thd")
+    path = BY_ONE_KERNEL if one_kernel else {}
+    made = called(leaves, **tables(dtype=wide, device=device), layout=layout, seq_format="thd", **path)
     grads = dict(zip(leaves, torch.autograd.grad(made, [*leaves.values()], cotangents), strict=True))
     arithmetic = Arithmetic.of_kernel(dtype, interpreted=INTERPRETED and ropelab.kernels.uses_triton(made[0]))
     c, s = (exact(t[:S, None]) for t in ropelab.rotary_table(12, D, dtype=torch.float64))
@@ -253,21 +251,20 @@ def test_autocast_is_that_of_a_linear_layer(device, three):
 
 @pytest.mark.parametrize(("three", "one_kernel"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("norm", [False, True])
-def test_into_a_paged_cache(device, monkeypatch, norm, three, one_kernel):
+def test_into_a_paged_cache(device, request, norm, three, one_kernel):
     if one_kernel:
-        by_one_kernel(monkeypatch)
-        monkeypatch.setattr("ropelab.projection.rope_and_cache", None)
+        request.getfixturevalue("torch_backend")
     leaves, _ = case(device, "thd", norm=norm, three=three)
     slots = torch.tensor([3, -1, 0, 6], device=device)
     caches = [[torch.full((2, 4, K_HEADS, D), -7.0, device=device) for _ in range(2)] for _ in range(2)]
-    where = tables(device=device)
+    where, path = tables(device=device), BY_ONE_KERNEL if one_kernel else {}
     with torch.no_grad():
         q, k, v = composition(leaves, seq_format="thd", **where)
         given = {name: x for name, x in leaves.items() if "[" not in name}
         for name in ("weight", "bias") if three else ():
             given[name] = [leaves[f"{name}[{i}]"] for i in range(3)]
         found = qkv_rope_and_cache(
-            key_cache=caches[0][0], value_cache=caches[0][1], slot_mapping=slots, **given, **HEADS, **where
+            key_cache=caches[0][0], value_cache=caches[0][1], slot_mapping=slots, **given, **HEADS, **where, **path
         )
     for cache, x in zip(caches[1], (k, v), strict=True):
         for token, slot in enumerate(slots.tolist()):
@@ -278,9 +275,8 @@ def test_into_a_paged_cache(device, monkeypatch, norm, three, one_kernel):
 
 @pytest.mark.parametrize("seq_format", ["bshd", "thd"])
 @pytest.mark.parametrize("where", ["no tables", "positions", "positions for all", "offsets", "axes", "a start"])
-def test_the_path_of_one_kernel_rounds_once(monkeypatch, where, seq_format):
+def test_the_path_of_one_kernel_rounds_once(torch_backend, where, seq_format):
     """The path in torch operations: q and k are the float32 product, turned, and rounded once."""
-    by_one_kernel(monkeypatch)
     leaves, _ = case(dtype=torch.bfloat16, seq_format=seq_format)
     options = {name: x for name, x in WHERE[where].items()}
     if seq_format == "thd" and where in ("positions", "axes"):
@@ -289,7 +285,7 @@ def test_the_path_of_one_kernel_rounds_once(monkeypatch, where, seq_format):
     if seq_format == "thd" and where == "offsets":
         options["offsets"] = options["offsets"][:1]
     with torch.no_grad():
-        ys = called(leaves, **options, seq_format=seq_format)
+        ys = called(leaves, **options, seq_format=seq_format, **BY_ONE_KERNEL)
         wide = {name: x.float() for name, x in leaves.items()}
         expected = composition(wide, **options, seq_format=seq_format)
     assert_same(ys, [y.bfloat16() for y in expected])
@@ -301,12 +297,11 @@ def test_the_path_of_one_kernel_rounds_once(monkeypatch, where, seq_format):
      ({"key_cache": "grad"}, ValueError, "key_cache"), ({"slot_mapping": torch.arange(9)}, ValueError, "slot_mapping"),
      ({"slot_mapping": torch.tensor([8])}, ValueError, "slot_mapping.*8")],
 )  # fmt: skip
-def test_one_kernel_into_a_paged_cache_makes_all_checks(monkeypatch, change, error, message):
-    by_one_kernel(monkeypatch)
+def test_one_kernel_into_a_paged_cache_makes_all_checks(torch_backend, change, error, message):
     leaves, _ = case("cpu", "thd")
     given = {name: x.detach() for name, x in leaves.items()}
     key_cache, value_cache = (torch.zeros(2, 4, K_HEADS, D) for _ in range(2))
-    given |= {"key_cache": key_cache, "value_cache": value_cache, "slot_mapping": torch.arange(3)}
+    given |= {"key_cache": key_cache, "value_cache": value_cache, "slot_mapping": torch.arange(3)} | BY_ONE_KERNEL
     qkv_rope_and_cache(**given, **HEADS, **tables())
     assert key_cache._version and value_cache._version
     named = {"key_cache": key_cache, "grad": torch.zeros(2, 4, K_HEADS, D, requires_grad=True)}

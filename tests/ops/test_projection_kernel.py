@@ -22,8 +22,10 @@ TILE = ProjectionTile(32, 256, 32) if INTERPRETED else ProjectionTile()
 DEVICE, DTYPE = ("cpu", torch.float16) if INTERPRETED else ("cuda", torch.bfloat16)
 
 
-def tensors(*, tokens=40, inputs=48, q_heads=3, k_heads=1, head_dim=128, rotary_dim=None, norm=False,
-            bias=False, positions=True, free=False, axes=None, dtype=DTYPE, tables=torch.float32):  # fmt: skip
+def tensors(
+    *, sequences=1, shared=False, tokens=40, inputs=48, q_heads=3, k_heads=1, head_dim=128, rotary_dim=None, norm=False,
+    bias=False, positions=True, free=False, axes=None, dtype=DTYPE, tables=torch.float32,
+):  # fmt: skip
     """Random tensors with a result of NaN; some tokens have no position, a negative one, or one without a row."""
     width, rotary_dim = (q_heads + 2 * k_heads) * head_dim, rotary_dim or head_dim
 
@@ -36,13 +38,16 @@ def tensors(*, tokens=40, inputs=48, q_heads=3, k_heads=1, head_dim=128, rotary_
         angles = ropelab.rotary_table(64, rotary_dim, dtype=tables, device=DEVICE)
     where = None
     if positions:
-        where = torch.randint(-60, 60, (1, tokens, *([] if axes is None else [max(axes) + 1])), device=DEVICE)
+        rows = 1 if shared else sequences
+        where = torch.randint(-60, 60, (rows, tokens, *([] if axes is None else [max(axes) + 1])), device=DEVICE)
         for token, position in enumerate((NO_POSITION, 2**31 if free else 64, -1)):
             where[0, token] = position
+        where = where.expand(sequences, *where.shape[1:])
     weights = [draw(head_dim) if norm else None for _ in range(2)]
+    made = torch.full((sequences, tokens, width // head_dim, head_dim), torch.nan, device=DEVICE, dtype=dtype)
     return ProjectionTensors(
-        torch.full((1, tokens, width), torch.nan, device=DEVICE, dtype=dtype), draw(1, tokens, inputs),
-        draw(width, inputs) / inputs**0.5, draw(width) if bias else None, *weights, *angles, where,
+        None, None, draw(sequences, tokens, inputs), draw(width, inputs) / inputs**0.5,
+        draw(width) if bias else None, None, *weights, made, *angles, where,
     )  # fmt: skip
 
 
@@ -56,6 +61,11 @@ CASES = {
     "computed, a part": {"free": True, "head_dim": 64, "rotary_dim": 32, "norm": True},
     "axes": {"axes": (0,) * 16 + (1,) * 24 + (2,) * 24, "interleaved": False},
     "axes in turn": {"axes": (0, 1, 2) * 20 + (0,) * 4, "norm": True},
+    "sequences": {"sequences": 3, "tokens": 13, "positions": False},
+    "sequences, positions": {"sequences": 3, "tokens": 13},
+    "sequences, positions for all": {"sequences": 3, "tokens": 13, "shared": True, "interleaved": False},
+    "sequences, axes": {"sequences": 2, "tokens": 20, "axes": (0, 1, 2) * 20 + (0,) * 4},
+    "sequences, computed": {"sequences": 3, "tokens": 13, "positions": False, "free": True},
 }  # fmt: skip
 
 
@@ -70,13 +80,13 @@ def test_the_kernel_computes_what_torch_computes(name):
         options.get("rotary_dim", head_dim), interleaved=interleaved, out_interleaved=interleaved,
         transpose=transpose, table_free=options.get("free", False), axes=options.get("axes"),
     )  # fmt: skip
-    assert projection_triton.serves(given, rotation, 2, 1, head_dim)
+    assert projection_triton.serves(given, rotation)
     norm, first = Norm(1e-6) if options.get("norm") else None, 5
     made = [given._replace(qkv=given.qkv.clone()) for _ in range(2)]
-    projection_torch.project(made[0], rotation, q_heads, k_heads, head_dim, first, norm)
-    projection_triton.project(made[1], rotation, q_heads, k_heads, head_dim, first, norm, tile=TILE)
-    right, found = (t.qkv.float() for t in made)
-    sums = given.x[0].abs().float() @ given.weight.abs().float().T * 2.0**-20
+    projection_torch.project(made[0], rotation, q_heads, k_heads, norm, first)
+    projection_triton.project(made[1], rotation, q_heads, k_heads, norm, first, tile=TILE)
+    right, found = (t.qkv.flatten(2).float() for t in made)
+    sums = given.x.abs().float() @ given.weight.abs().float().T * 2.0**-20
     largest = right.nan_to_num().unflatten(-1, (-1, head_dim)).abs().amax(-1, keepdim=True).expand(
         *right.shape[:-1], -1, head_dim).flatten(-2)  # fmt: skip
     bound = torch.finfo(DTYPE).eps * right.nan_to_num().abs() + sums.amax() + 2.0**-18 * largest
@@ -97,12 +107,19 @@ def test_what_the_kernel_does_not_serve(change):
     rotation = {"rotary_dim": 128, "interleaved": True, "out_interleaved": True} | change
     if "interleaved" in change:
         rotation["out_interleaved"] = change["interleaved"]
-    assert not projection_triton.serves(given, Rotation(**rotation), 2, 1, 128)
-    assert not projection_triton.serves(given, Rotation(128, interleaved=True, out_interleaved=True), 2, 1, 96)
+    assert not projection_triton.serves(given, Rotation(**rotation))
+    plain = Rotation(128, interleaved=True, out_interleaved=True)
+    several = tensors(sequences=3)
+    apart = several.positions.mT.contiguous().mT  # neither the positions of all sequences in a row nor one row for all
+    assert projection_triton.serves(several, plain)
+    assert not projection_triton.serves(several._replace(positions=apart), plain)
+    assert projection_triton.serves(given, plain) and not projection_triton.serves(tensors(head_dim=96), plain)
     for name, x in (("x", given.x.double()), ("x", given.x[:, :0]), ("cos", given.cos.double())):
-        assert not projection_triton.serves(
-            given._replace(**{name: x}), Rotation(128, interleaved=True, out_interleaved=True), 2, 1, 128
-        )
+        assert not projection_triton.serves(given._replace(**{name: x}), plain)
+    given = tensors(bias=True, norm=True)
+    for name in ("bias", "q_weight", "k_weight", "cos", "sin"):  # whose elements the kernel reads side by side
+        x = getattr(given, name)
+        assert not projection_triton.serves(given._replace(**{name: torch.stack((x, x), -1)[..., 0]}), plain)
 
 
 @pytest.mark.parametrize("head_dim, q_heads, k_heads", [(128, 3, 2), (64, 5, 1), (256, 2, 1)])
@@ -113,8 +130,8 @@ def test_k_and_v_in_slots_are_those_of_the_product(head_dim, q_heads, k_heads, n
     slots = torch.randperm(80, device=DEVICE)[:66].to(torch.int32 if norm else torch.int64)
     slots[[5, 40]] = torch.tensor([-1, 80], dtype=slots.dtype, device=DEVICE)
     rotation, eps = Rotation(head_dim, interleaved=True, out_interleaved=True), Norm(1e-6) if norm else None
-    projection_triton.project(given, rotation, q_heads, k_heads, head_dim, 0, eps, tile=TILE)
-    q, *kv = given.qkv[0].unflatten(-1, (-1, head_dim)).split((q_heads, k_heads, k_heads), 1)
+    projection_triton.project(given, rotation, q_heads, k_heads, eps, tile=TILE)
+    q, *kv = given.qkv[0].split((q_heads, k_heads, k_heads), 1)
     # keys in the order [blocks, heads, slots, features], and values between other tensors
     caches = [
         torch.full((5, k_heads, 16, head_dim), -7.0, device=DEVICE, dtype=DTYPE).transpose(1, 2),
@@ -127,10 +144,10 @@ def test_k_and_v_in_slots_are_those_of_the_product(head_dim, q_heads, k_heads, n
                 cache[slot // 16, slot % 16] = x[token]
     for kernels, options in ((projection_triton, {"tile": TILE}), (projection_torch, {})):
         made = [cache.clone() for cache in caches]
-        q_only = torch.full((1, 70, q_heads * head_dim), torch.nan, device=DEVICE, dtype=DTYPE)
+        q_only = torch.full((1, 70, q_heads, head_dim), torch.nan, device=DEVICE, dtype=DTYPE)
         into = given._replace(qkv=q_only, k_cache=made[0], v_cache=made[1], slots=slots)
-        assert kernels.serves(into, rotation, q_heads, k_heads, head_dim)
-        kernels.project(into, rotation, q_heads, k_heads, head_dim, 0, eps, **options)
+        assert kernels.serves(into, rotation)
+        kernels.project(into, rotation, q_heads, k_heads, eps, **options)
         if kernels is projection_triton:  # the same kernel gives the same bits
             pairs = [(q_only.view_as(q), q), *zip(made, expected, strict=True)]
             assert all(torch.equal(x.nan_to_num(nan=99), y.nan_to_num(nan=99)) for x, y in pairs)
@@ -139,7 +156,7 @@ def test_k_and_v_in_slots_are_those_of_the_product(head_dim, q_heads, k_heads, n
         for x, y in zip(made, expected, strict=True):
             torch.testing.assert_close(x, y, equal_nan=True)
             assert (x.flatten(0, 1)[untouched] == -7).all()
-    assert not projection_triton.serves(into._replace(k_cache=made[0].float()), rotation, q_heads, k_heads, head_dim)
+    assert not projection_triton.serves(into._replace(k_cache=made[0].float()), rotation)
 
 
 @pytest.mark.parametrize("version, count", [("3.6", 132), ("3.7", 132), ("3.9", 0)])

@@ -30,10 +30,10 @@ def forgotten(monkeypatch):
 def given(batch=2, tokens=5, inputs=24, bias=False, dtype=torch.float32, rotary_dim=D):
     width = (HEADS[0] + 2 * HEADS[1]) * D
     frequencies = ropelab.rotary_frequencies(rotary_dim)
+    made = torch.full((batch, tokens, width // D, D), float("nan"), dtype=dtype)
     return ProjectionTensors(
-        torch.full((batch, tokens, width), float("nan"), dtype=dtype), torch.randn(batch, tokens, inputs, dtype=dtype),
-        torch.randn(width, inputs, dtype=dtype), torch.randn(width, dtype=dtype) if bias else None,
-        None, None, frequencies, frequencies, None,
+        None, None, torch.randn(batch, tokens, inputs, dtype=dtype), torch.randn(width, inputs, dtype=dtype),
+        torch.randn(width, dtype=dtype) if bias else None, None, None, None, made, frequencies, frequencies, None,
     )  # fmt: skip
 
 
@@ -60,8 +60,8 @@ def test_the_operands_are_those_of_the_definition(monkeypatch, bias, rotary_dim)
     t = given(bias=bias, rotary_dim=rotary_dim)
     right = t._replace(qkv=torch.empty_like(t.qkv))
     rotation = Rotation(rotary_dim, interleaved=True, out_interleaved=True, table_free=True)
-    projection_quack.project(t, rotation, *HEADS, D, first_position=1000)
-    projection_torch.project(right, rotation, *HEADS, D, first_position=1000)
+    projection_quack.project(t, rotation, *HEADS, first_position=1000)
+    projection_torch.project(right, rotation, *HEADS, first_position=1000)
     torch.testing.assert_close(t.qkv, right.qkv, rtol=1e-5, atol=1e-5)
 
 
@@ -130,9 +130,9 @@ def test_what_quack_does_not_serve(monkeypatch, name):
 
     def served(t, rotation=ROTATION, first=0):
         t = t._replace(x=t.x.as_subclass(OnGpu))
-        return projection_quack.serves(t, rotation, *HEADS, D, first)
+        return projection_quack.serves(t, rotation, *HEADS, first)
 
-    assert served(given(dtype=torch.bfloat16)) and not projection_quack.serves(given(), ROTATION, *HEADS, D)
+    assert served(given(dtype=torch.bfloat16)) and not projection_quack.serves(given(), ROTATION, *HEADS)
     assert not served(given(dtype=torch.bfloat16, inputs=inputs)._replace(**change), rotation, first)
 
 

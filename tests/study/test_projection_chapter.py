@@ -51,11 +51,14 @@ def test_losses_and_the_fastest_kernel_without_a_pass():
     assert findings.best(frame).best.unique().tolist() == [COMPUTED]
 
 
-def test_tables_leave_our_product_or_the_pass():
+def test_the_rule_takes_our_product_or_the_pass():
     frame = made()
-    said = findings.tables_sentence(frame)
-    large = findings.times(frame).query("tokens >= 4096")
-    assert f"{(large[KERNEL] / large[OURS]).min():.2f} to" in said and said.endswith("of 6 products.")
+    table = findings.taken(frame)
+    assert (table.taken.isin(table[KERNEL]) | table.taken.isin(table[OURS])).all()
+    large = table.query("tokens >= 4096")
+    said = findings.saved_sentence(frame)
+    assert f"{(large.taken / large[OURS]).min():.2f} to" in said and said.endswith("of 6 products.")
+    assert findings.choice_sentence(frame).startswith(f"In {(table.taken <= table[[KERNEL, OURS]].min(axis=1)).sum()} ")
     fused = frame[frame.contender == OURS].assign(contender=findings.BY_INDUCTOR, over_product=1.5)
     said = findings.compiled_sentence(pd.concat([frame, fused]))
     assert "`max-autotune` take 1.50 of the time" in said and "with the pass takes 1.0" in said

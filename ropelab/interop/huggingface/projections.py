@@ -1,6 +1,6 @@
 """Attention layers that project to q, k and v and then rotate, with both steps as one call of `ropelab.qkv_rope`.
 
-The call pays where one kernel makes the product and rotates (`ropelab.call.projection.paths`). That kernel takes one
+The call pays where one kernel makes the product and rotates (`ropelab.call.projection_paths`). That kernel takes one
 weight. So `patch` moves the weights of the three projections behind one another into one tensor, of which the
 parameters become views; the parameters themselves, their values and the state_dict stay. Whatever moves a weight again
 (another device, sharding) separates them, and the layer then keeps its own projections.
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ropelab.call.projection import Work, paths
+from ropelab.call.projection_paths import Work, fastest
 from ropelab.interop.huggingface.layers import (
     Reached,
     Refused,
@@ -92,9 +92,9 @@ def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation
         given = kwargs if named else signature.bind(self, *args, **kwargs).arguments
         hidden, tables = given["hidden_states"], given["position_embeddings"]
         outputs = sum(len(getattr(self, name).weight) for name in NAMES)
-        work = Work(hidden.shape[:-1].numel(), hidden.shape[-1], outputs)
-        pays = "product" in paths(work) and hidden.dtype.itemsize == 2 and uses_triton(hidden)
-        if not pays or hidden.ndim != 3 or torch.compiler.is_compiling() or not are_of(tables, *hidden.shape[:2]):
+        pays = fastest(Work.of(hidden, outputs), hidden.device) == "product" and uses_triton(hidden)
+        serves = hidden.dtype.itemsize == 2 and hidden.ndim == 3 and are_of(tables, *hidden.shape[:2])
+        if not pays or not serves or torch.compiler.is_compiling():
             return function(self, *args, **kwargs)
         why = _unfit(self) or ("" if all(map(_is_together, _parts(self))) else "its weights were moved apart")
         if why:
@@ -113,15 +113,14 @@ def _heads(layer, hidden, tables, kind: Kind) -> tuple[torch.Tensor, ...]:
     rotary_dim = kind.rotary_dim(tables[0])
     cos, sin = (of_pairs(table, kind, rotary_dim) for table in tables)
     batch, tokens = hidden.shape[:2]
-    counted = cos.ndim == 2 and batch > 1  # one row for each token of a sequence, and several sequences
-    positions = torch.arange(tokens, device=hidden.device).repeat(batch) if counted else None
+    each = cos.ndim == 3  # every sequence has tables of its own, so a row for each token of the batch
     weight, *bias = (_Joined.apply(*parts) for parts in _parts(layer))
     heads = qkv_rope(
-        hidden.flatten(0, 1), weight, *bias, cos=cos.flatten(0, -2), sin=sin.flatten(0, -2), positions=positions,
-        layout=kind.layout, rotary_slice=(0, rotary_dim), seq_format="thd",
+        hidden.flatten(0, 1) if each else hidden, weight, *bias, cos=cos.flatten(0, -2), sin=sin.flatten(0, -2),
+        layout=kind.layout, rotary_slice=(0, rotary_dim), seq_format="thd" if each else "bshd",
         q_heads=len(layer.q_proj.weight) // layer.head_dim, k_heads=len(layer.k_proj.weight) // layer.head_dim,
     )  # fmt: skip
-    return tuple(y.unflatten(0, (batch, tokens)) for y in heads)
+    return tuple(y.unflatten(0, (batch, tokens)) for y in heads) if each else heads
 
 
 def _parts(layer) -> list[list[torch.Tensor]]:

@@ -7,7 +7,7 @@ import pandas as pd
 from ropelab.bench.projection import ALONE, BY_QUACK, COMPUTED, COPY, KERNEL, OURS, PRODUCT, QUACK
 from ropelab.bench.projection_law import Machine, Product, widest_that_pays
 from ropelab.bench.rows import timed
-from ropelab.call.projection import Work, paths
+from ropelab.call.projection_paths import Work, faster
 from ropelab.study.engine.words import followed, value_range
 
 RECORD, BLOCKS, COMPILED = "projection", "projection_blocks", "projection_compiled"
@@ -19,8 +19,8 @@ MODEL = {"q_heads": 32, "k_heads": 8, "head_dim": 128}
 INPUTS = 4096
 MANY, SHOWN = 4096, (4096, 16384)
 """The tokens from which a product is large, and those of `blocks`."""
-PATHS = {"quack": BY_QUACK, "product": KERNEL, "pass": OURS}
-"""A path of `ropelab.call.projection.paths` -> its contender."""
+PATHS = {"product": KERNEL, "pass": OURS}
+"""A path of `ropelab.call.projection_paths.faster` -> its contender."""
 BY_INDUCTOR = "compiled product and rotation"
 """The contender of the record `COMPILED` that ``torch.compile`` made."""
 ROTATING = (KERNEL, COMPUTED, QUACK, BY_QUACK)
@@ -162,28 +162,32 @@ def best_sentence(frame: pd.DataFrame) -> str:
     )
 
 
+def taken(frame: pd.DataFrame) -> pd.DataFrame:
+    """The times of both paths of `ropelab.qkv_rope`, and in the column ``taken`` the time of the path that it takes."""
+    both = times(frame)[[*PATHS.values()]]
+    rows = [dict(zip(both.index.names, key, strict=True)) for key in both.index]
+    chosen = [PATHS[faster(Work(row["tokens"], row["inputs"], product(row).outputs), row["gpu"])] for row in rows]
+    return both.assign(taken=[us[name] for (_, us), name in zip(both.iterrows(), chosen, strict=True)])
+
+
 def choice_sentence(frame: pd.DataFrame) -> str:
-    """The path that `ropelab.qkv_rope` takes for each product, beside the fastest of its three paths."""
-    table = times(frame).reindex(columns=list(PATHS.values()))
-    taken = []
-    for (_, q_heads, k_heads, head_dim, inputs, tokens), us in table.iterrows():
-        order = us[[PATHS[path] for path in paths(Work(tokens, inputs, (q_heads + 2 * k_heads) * head_dim))]]
-        taken.append(order.dropna().iloc[0])
-    lost = taken / table.min(axis=1) - 1
+    """The path that `ropelab.qkv_rope` takes for each product, beside the faster of its two paths."""
+    table = taken(frame)
+    lost = table.taken / table[[*PATHS.values()]].min(axis=1) - 1
+    others = f" In the others it loses {lost[lost > 0].median():.1%} in the median, and at most {lost.max():.1%}."
     return (
-        f"In {(lost == 0).sum()} of {len(lost)} products the rule takes the fastest of its paths. In the others it "
-        f"loses {lost[lost > 0].median():.1%} in the median, and at most {lost.max():.1%}."
+        f"In {(lost == 0).sum()} of {len(lost)} products the rule takes the faster of its paths."
+        f"{others if lost.any() else ''}"
     )
 
 
-def tables_sentence(frame: pd.DataFrame) -> str:
-    """The rule for calls with tables, which quack does not serve: our product where it is chosen, else the pass."""
-    large = _large(times(frame).reset_index())
-    taken = [paths(Work(row["tokens"], row["inputs"], product(row).outputs)) for row in large.to_dict("records")]
-    ratio = (large[KERNEL] / large[OURS]).where(["product" in order for order in taken], 1.0)
+def saved_sentence(frame: pd.DataFrame) -> str:
+    """What the rule saves of the product and the pass in large products."""
+    large = _large(taken(frame).reset_index())
+    ratio = large.taken / large[OURS]
     return (
-        f"With tables, where quack cannot serve, the rule takes {value_range(ratio)} of the time of the product and "
-        f"the pass from {MANY:,} tokens on, and is faster in {(ratio < 1).sum()} of {len(ratio)} products."
+        f"From {MANY:,} tokens on, `qkv_rope` takes {value_range(ratio)} of the time of the product and the pass, and "
+        f"is faster in {(ratio < 1).sum()} of {len(ratio)} products."
     )
 
 

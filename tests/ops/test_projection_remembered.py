@@ -1,0 +1,208 @@
+"""Calls of `qkv_rope` that an earlier call prepared give, refuse and record what a first call would."""
+
+import itertools
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ropelab
+from ropelab import qkv_rope, qkv_rope_and_cache
+from ropelab.call import operation
+from ropelab.kernels import HAS_TRITON, INTERPRETED, use_backend, uses_triton
+from tests.support import forget
+
+B, S, K, D, N = 2, 5, 24, 16, 128
+HEADS = {"q_heads": 4, "k_heads": 2}
+TABLES = dict(zip(("cos", "sin"), ropelab.rotary_table(12, D), strict=True))
+POSITIONS = torch.tensor([[0, 3, -5, 7, 11], [2, 2, 0, 1, 4]])
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch):
+    forget(monkeypatch)
+
+
+def drawn(*shape, dtype=torch.float32):
+    return torch.randn(shape, dtype=dtype)
+
+
+def unaligned(x):
+    return torch.cat((x.new_zeros(1), x.flatten()))[1:].view(x.shape)
+
+
+def transposed(x):
+    return x.mT.contiguous().mT
+
+
+X, W, BIAS, NORM = drawn(B, S, K), drawn(N, K), drawn(N), {"q_weight": drawn(D), "k_weight": drawn(D)}
+VARIATIONS = {
+    "plain": {}, "bias": {"bias": BIAS}, "other heads": {"q_heads": 2, "k_heads": 3}, "norm": NORM,
+    "eps": NORM | {"eps": 0.5}, "three": {"weight": [w.clone() for w in W.split((64, 32, 32))]},
+    "half": {"x": X.half(), "weight": W.half()}, "unaligned": {"x": unaligned(X)}, "weight unaligned":
+    {"weight": unaligned(W)}, "strides": {"x": transposed(X)}, "weight strides": {"weight": transposed(W)},
+    "interleaved": {"layout": "interleaved"}, "a start": {"offsets": 3}, "before 0": {"offsets": -3},
+    "starts": {"offsets": torch.tensor([3, 1])}, "positions": {"positions": POSITIONS},
+    "positions for all": {"positions": POSITIONS[0]}, "int32": {"positions": POSITIONS.int()},
+    "axes": {"positions": POSITIONS[:, None], "axes": [0] * 5 + [1] * 3}, "sbhd": {"seq_format": "sbhd"},
+    "a slice": {"rotary_slice": (0, 16)}, "tables for each": {name: torch.stack((t, t.flip(0))) for name, t in
+    TABLES.items()}, "wide tables": {name: t.double() for name, t in TABLES.items()},
+    "frequencies": {"cos": None, "sin": None, "frequencies": ropelab.rotary_frequencies(D)},
+}  # fmt: skip
+
+
+def called(change, **options):
+    return qkv_rope(**{"x": X, "weight": W, **HEADS, **TABLES, **change, **options})
+
+
+def results(name, recorded, path):
+    """q, k, v and the gradient of the weight, or the message of the refusal."""
+    change = dict(VARIATIONS[name])
+    if recorded:
+        weights = change.get("weight", W)
+        leaves = [w.detach().requires_grad_() for w in ([weights] if torch.is_tensor(weights) else weights)]
+        change["weight"] = leaves[0] if len(leaves) == 1 else leaves
+    try:
+        ys = called(change, path=path)
+    except (ValueError, RuntimeError) as error:
+        return [str(error)]
+    grads = torch.autograd.grad(sum(y.double().square().sum() for y in ys), leaves) if recorded else ()
+    return [*ys, *grads]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_in_any_order_calls_give_what_they_give_alone(device, monkeypatch, seed):
+    names = [*itertools.product(VARIATIONS, (False, True), ("auto", "pass", "product"))]
+    backends = ("torch", "triton") if HAS_TRITON and (INTERPRETED or device != "cpu") else ("torch",)
+    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed)).tolist()
+    for number in (*order, *order[:20]):
+        name, recorded, path = names[number]
+        with use_backend(backends[number % len(backends)]):
+            found, kept = results(name, recorded, path), operation.prepared_calls
+            forget(monkeypatch)
+            alone = results(name, recorded, path)
+        monkeypatch.setattr(operation, "prepared_calls", kept)
+        same = [a == b if isinstance(a, str) else torch.equal(a, b) for a, b in zip(found, alone, strict=True)]
+        assert all(same), names[number]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [({"q_heads": 4.0}, TypeError, "q_heads"), ({"k_heads": True}, TypeError, "k_heads"),
+     ({"eps": True}, TypeError, "eps"), ({"path": "fast"}, ValueError, "path: expected one of"),
+     ({"offsets": 8}, ValueError, "cos: expected a row for each of 5 positions from 8 on"),
+     ({name: t[:4] for name, t in TABLES.items()}, ValueError, "cos: expected a row for each of 5 positions"),
+     ({"positions": POSITIONS, "offsets": 1}, ValueError, "offsets: expected no offsets beside positions"),
+     ({"positions": POSITIONS + 9}, ValueError, "positions: expected"),
+     ({"cos": TABLES["cos"].clone().requires_grad_()}, ValueError, "cos: expected a table without grad"),
+     ({"weight": W.double()}, TypeError, "weight: expected x's dtype"),
+     ({"weight": W.to("meta")}, ValueError, "weight: expected x's device"),
+     ({"bias": BIAS[1:]}, ValueError, "bias: expected shape"), ({"x": X[..., 1:]}, ValueError, "weight: expected")],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["pass", "product"])
+def test_what_a_first_call_refuses(torch_backend, change, error, message, path):
+    for warm in ({}, {"bias": BIAS}, {"positions": POSITIONS}, {"positions": POSITIONS, "bias": BIAS}):
+        called(warm, path=path)
+    with pytest.raises(error, match=message):
+        called({"path": path, **change})
+
+
+def test_a_path_that_does_not_serve_is_refused_again_and_again(torch_backend):
+    for _ in range(2):
+        with pytest.raises(ValueError, match="path: expected 'auto' or 'pass' for a call that 'product'"):
+            called(VARIATIONS["three"], path="product")
+        with pytest.raises(ValueError, match="path: expected 'auto' or 'pass' for a call that 'quack'"):
+            called({}, path="quack")
+        called(VARIATIONS["three"])
+
+
+@pytest.mark.parametrize("path", ["pass", "product"])
+def test_autograd_records_what_was_warm_without_it(torch_backend, path):
+    with torch.no_grad():
+        expected = called({}, path=path)
+    weight = W.clone().requires_grad_()
+    assert not called({}, path=path)[0].requires_grad
+    ys = called({"weight": weight}, path=path)
+    assert all(y.requires_grad and torch.equal(y, e) for y, e in zip(ys, expected, strict=True))
+    with torch.no_grad():
+        assert not any(y.requires_grad for y in called({"weight": weight}, path=path))
+    with torch.inference_mode():
+        x = X.clone()
+        called({"x": x}, path=path)
+    with pytest.raises(ValueError, match="x: expected a tensor made outside of torch.inference_mode"):
+        called({"x": x, "weight": weight}, path=path)
+
+
+def test_transforms_forward_mode_and_compilers_of_warm_calls(device):
+    x, weight = X.to(device), W.to(device)
+    options = {**HEADS, **{name: t.to(device) for name, t in TABLES.items()}}
+
+    def function(x):
+        return qkv_rope(x, weight, **options)[0]
+
+    expected = function(x)
+    torch.testing.assert_close(torch.func.vmap(function)(torch.stack((x, x)))[1], expected)
+    _, tangent = torch.func.jvp(function, (x,), (x,))
+    torch.testing.assert_close(tangent, expected)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(function(dual)).tangent, expected)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), expected) and torch.equal(function(x), expected)
+    traced = torch.fx.symbolic_trace(function)
+    assert torch.equal(traced(x), expected)
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_dispatch_modes_and_fake_tensors_see_warm_calls(device):
+    given = {"x": X.to(device), "weight": W.to(device)} | {name: t.to(device) for name, t in TABLES.items()}
+    expected = qkv_rope(**given, **HEADS)
+    with Seen() as seen:
+        ys = qkv_rope(**given, **HEADS)
+    assert any("ropelab.qkv_rope" in name for name in seen.names) and torch.equal(ys[0], expected[0])
+    with FakeTensorMode() as mode:
+        fake = {name: mode.from_tensor(x) for name, x in given.items()}
+        q, k, v = qkv_rope(**fake, **HEADS)
+    assert (q.shape, k.shape, v.shape) == tuple(y.shape for y in expected) and q.device == expected[0].device
+    if uses_triton(given["x"]):  # a kernel needs the memory of a tensor
+        with pytest.raises(TypeError, match="cos: expected a plain tensor"):
+            qkv_rope(**given | {"cos": fake["cos"]}, **HEADS)
+    q = qkv_rope(**{name: x.to("meta") for name, x in given.items()}, **HEADS)[0]
+    assert q.is_meta and q.shape == expected[0].shape
+    assert torch.equal(qkv_rope(**given, **HEADS)[0], expected[0])
+
+
+@pytest.mark.parametrize("path", ["pass", "product"])
+def test_a_warm_call_into_a_cache_makes_the_checks_of_memory_and_contents(torch_backend, path):
+    memory = torch.zeros(3 * 8 * 2 * D)
+    caches = memory[: 8 * 2 * D].view(2, 4, 2, D), memory[8 * 2 * D : 2 * 8 * 2 * D].view(2, 4, 2, D)
+    given = {"x": X[0], "weight": W, "key_cache": caches[0], "value_cache": caches[1], "slot_mapping": torch.arange(5)}
+    for _ in range(2):
+        version = caches[0]._version
+        expected = qkv_rope_and_cache(**given, **HEADS, **TABLES, path=path)
+        assert caches[0]._version > version and torch.equal(caches[1].flatten(0, 1)[:5], called({}, path=path)[2][0])
+    within = caches[0].view(-1)[: S * K].view(S, K)
+    for change, error, message in (
+        ({"x": within}, ValueError, "key_cache: expected memory disjoint from x"),
+        ({"value_cache": caches[0]}, ValueError, "value_cache: expected memory disjoint from key_cache"),
+        ({"slot_mapping": torch.tensor([0, 8])}, ValueError, "slot_mapping: expected slots below the 8"),
+        ({"offsets": 8}, ValueError, "cos: expected a row for each of 5 positions from 8 on"),
+        ({"weight": W.clone().requires_grad_()}, ValueError, "weight: expected a tensor without grad"),
+        ({"cos": TABLES["cos"].clone().requires_grad_()}, ValueError, "cos: expected a tensor without grad"),
+        ({"path": "quack"}, ValueError, "path: expected one of"),
+    ):
+        with pytest.raises(error, match=message):
+            qkv_rope_and_cache(**{**given, **HEADS, **TABLES, "path": path, **change})
+    with pytest.raises(NotImplementedError, match="expected no transform of torch.func"):
+        torch.func.vmap(lambda x: qkv_rope_and_cache(**given | {"x": x}, **HEADS, **TABLES, path=path))(X)
+    assert torch.equal(qkv_rope_and_cache(**given, **HEADS, **TABLES, path=path), expected)
