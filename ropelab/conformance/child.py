@@ -21,6 +21,7 @@ from typing import Any
 
 from ropelab.arguments import shown
 from ropelab.conformance.declared import DTYPES, check_device, declare
+from ropelab.conformance.meant import did_you_mean
 from ropelab.conformance.result import Result
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.verify import check_function, judge
@@ -219,8 +220,18 @@ def load(target: str, argument: str = "target") -> Any:
         for name in path.split("."):
             found = getattr(found, name)
     except AttributeError as error:
-        raise Unusable(f"{wanted} ({error})") from None
+        near = _inside(found, name) or did_you_mean(name, dir(found))
+        raise Unusable(f"{wanted} ({error}{near})") from None
     return found
+
+
+def _inside(module: Any, name: str) -> str:
+    """Return how to reach a function of this name that a function of a module makes; empty if there is none."""
+    for outer, function in inspect.getmembers(module, inspect.isfunction):
+        if any(inspect.iscode(made) and made.co_name == name for made in function.__code__.co_consts):
+            passed = "*arguments, **options"
+            return f"; {outer} makes it, so write def {name}({passed}): return {outer}(...)({passed})"
+    return ""
 
 
 def _foreign(wanted: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

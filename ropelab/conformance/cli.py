@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.declared import DTYPES, MOST_TOKENS, declare, example, laws_of
 from ropelab.conformance.destination import Destination
 from ropelab.conformance.laws import LAWS
+from ropelab.conformance.meant import did_you_mean
 from ropelab.conformance.process import Limits
 from ropelab.conformance.report import why_not_judged
 from ropelab.conformance.summary import summary
@@ -107,8 +107,11 @@ def verify(
     limits = _limits(timeout, memory)
     if not all(target.partition(":")) or target.startswith("."):
         raise typer.BadParameter(f"target: expected package.module:function, got {target!r}")
+    if (module := target.partition(":")[0]).endswith(".py"):
+        named = module.removesuffix(".py").replace("/", ".")
+        raise typer.BadParameter(f"target: expected package.module:function, got {target!r}; did you mean {named!r}?")
     if dtype not in DTYPES:
-        raise typer.BadParameter(f"dtype: expected one of {tuple(DTYPES)}, got {dtype!r}")
+        raise typer.BadParameter(f"dtype: expected one of {tuple(DTYPES)}, got {dtype!r}{did_you_mean(dtype, DTYPES)}")
     _known("convention", convention, "conventions", CONVENTIONS | CACHE_CONVENTIONS)
     for name in (*(law or ()), *(skip or ())):
         _known("law", name, "laws", laws_of(convention))
@@ -238,7 +241,7 @@ def conventions(
 def _known(name: str, value: str, command: str, known: Iterable[str]) -> None:
     """Raise BadParameter unless a value is one of those that a command lists."""
     if value not in (known := list(known)):
-        near = "".join(f"; did you mean {one!r}?" for one in get_close_matches(value, known, 1))
+        near = did_you_mean(value, known)
         expected = f"one of those that `ropelab {command}` lists"
         raise typer.BadParameter(f"{name}: expected {expected}, got {value!r}{near}")
 

@@ -272,10 +272,14 @@ def first_parameter(function: Callable[..., Any]) -> str | None:
 
 def required(function: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of the parameters of ``function`` that have no default; none if its signature is unknown."""
+    return tuple(name for name, parameter in parameters(function).items() if parameter.default is parameter.empty)
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of ``function`` by name, without ``*args`` and ``**kwargs``; none if they are unknown."""
     signature = _signature(function)
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = signature.parameters.values() if signature is not None else ()
-    return tuple(p.name for p in parameters if p.default is p.empty and p.kind not in kinds)
+    return {name: p for name, p in signature.parameters.items() if p.kind not in kinds} if signature else {}
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:

@@ -18,10 +18,11 @@ from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.jax_arrays import of_jax
 from ropelab.conformance.law import Law
 from ropelab.conformance.laws import LAWS
+from ropelab.conformance.meant import did_you_mean
 from ropelab.conformance.numpy_arrays import of_numpy, without_gradients
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.surroundings import Surroundings
-from ropelab.layout.pairing import check_layout
+from ropelab.layout.pairing import LAYOUTS
 
 SIGNS = ("standard", "reversed")
 ARRAYS = ("torch", "jax", "numpy")
@@ -142,10 +143,8 @@ def declare(
     every: dict[str, Any] = {**CONVENTIONS, **CACHE_CONVENTIONS}
     kind = every[_one_of("convention", convention, every)]
     chosen = select(laws, skip, laws_of(convention))
-    layout = kind.layouts[0] if layout is None else layout
-    check_layout(layout)
-    out_layout = out_layout or getattr(kind, "out_layout", None) or layout
-    check_layout(out_layout, "out_layout")
+    layout = _one_of("layout", kind.layouts[0] if layout is None else layout, LAYOUTS)
+    out_layout = _one_of("out_layout", out_layout or getattr(kind, "out_layout", None) or layout, LAYOUTS)
     seq_format = _one_of("seq_format", seq_format or kind.seq_formats[0], kind.seq_formats)
     narrow = kind.narrow if maths is None else _one_of("maths", maths, ("narrow", "wide")) == "narrow"
     if convention in CACHE_CONVENTIONS:
@@ -285,7 +284,7 @@ def _check_base(base: float) -> None:
 
 def _one_of(name: str, value: str, choices: Iterable[str]) -> str:
     if value not in choices:
-        raise ValueError(f"{name}: expected one of {tuple(choices)}, got {value!r}")
+        raise ValueError(f"{name}: expected one of {tuple(choices)}, got {value!r}{did_you_mean(value, choices)}")
     return value
 
 

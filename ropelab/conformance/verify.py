@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ropelab.conformance.case import Broken, NotApplicable, Noted, Sizes
-from ropelab.conformance.convention import first_parameter
+from ropelab.conformance.convention import first_parameter, parameters
 from ropelab.conformance.declared import Declaration, check_device, declare
 from ropelab.conformance.law import Comparison, Law
 from ropelab.conformance.report import Report
@@ -73,8 +73,9 @@ def check_function(function: Any, convention: str) -> None:
             f"function: expected a function, got {name}, a class: {instead}, or declare the convention module"
         )
     if inspect.isfunction(function) and first_parameter(function) == "self":
-        name = function.__qualname__
-        raise TypeError(f"function: expected a function, got {name}, a method without an object: {instead}")
+        name, given = function.__qualname__, ", ".join(list(parameters(function))[1:])
+        made = f"def {function.__name__}({given}): return {name.rpartition('.')[0]}(...).{function.__name__}({given})"
+        raise TypeError(f"function: expected a function, got {name}, a method without an object: {instead}, {made}")
 
 
 def judge(

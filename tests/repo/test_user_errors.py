@@ -25,6 +25,12 @@ theta = 10000.0 ** -(torch.arange(8) / 8)
 def model():
     return 3
 
+def outer(base):
+    def inner(x, positions):
+        return x * base
+
+    return inner
+
 def raises(positions):
     raise RuntimeError("no licence")
 
@@ -62,6 +68,12 @@ PLAIN = ("--convention", "plain")
 MISTAKES = [
     ("verify somebodys:model", "Missing option '--convention'"),
     ("verify somebodys:model --convention huggingfaces", "did you mean 'huggingface'?"),
+    ("verify somebodys:model --convention hf", "did you mean 'huggingface'?"),
+    ("verify somebodys:model --convention plain --layout neox", "did you mean 'split_half'?"),
+    ("verify somebodys:model --convention plain --dtype bf16", "did you mean 'bfloat16'?"),
+    ("verify here/somebodys.py:model --convention plain", "did you mean 'here.somebodys'?"),
+    ("verify somebodys:modle --convention plain", "did you mean 'model'?"),
+    ("verify somebodys:inner --convention plain", "return outer(...)(*arguments, **options)"),
     ("verify somebodys:model --convention plain --law defintion", "did you mean 'definition'?"),
     ("verify somebodys:model --convention plain --skip nothing", "law: expected one of those"),
     ("verify somebodys:model --convention plain --dtype int8", "dtype: expected one of"),
