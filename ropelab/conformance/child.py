@@ -146,21 +146,13 @@ def hold_model(notes: Notes, target: str) -> None:
     notes.write("model", asdict(report))
 
 
-def hold_config(notes: Notes, config: str, against: str, layer_type: str | None) -> None:
-    """Import or read a target, and hold it to a configuration; the arguments are those of `verify_config`."""
+def hold_config(notes: Notes, configs: list[str], against: str, layer_type: str | None) -> None:
+    """Import or read a target, and hold it to configurations; the arguments are those of `hold_config_apart`."""
     from ropelab.conformance.configuration import ConfigReport, verify_config
     from ropelab.conformance.configuration.descriptions import is_file, read, read_json
     from ropelab.conformance.configuration.measured import NotMeasured
     from ropelab.conformance.configuration.measured import load as load_tensors
 
-    notes.begun(f"the reading of {config}")
-    stated: Any
-    if ":" in config and not is_file(config):
-        stated = load(config, "config")
-        if callable(stated):
-            stated = _foreign(f"config: expected a configuration, or a function that returns one, got {config}", stated)
-    else:
-        stated = _foreign("", read, config)
     notes.begun(f"the import of {against}")
     path = Path(against)
     target: Any
@@ -173,9 +165,8 @@ def hold_config(notes: Notes, config: str, against: str, layer_type: str | None)
     if callable(target) and not _takes_arguments(target):
         notes.begun(f"a call of {against}")
         target = _foreign(f"against: expected a target, or a function that returns one, got {against}", target)
-    notes.begun("the comparison with the configuration")
 
-    def compared() -> ConfigReport:
+    def compared(config: str, stated: Any) -> ConfigReport:
         try:
             return verify_config(stated, target, layer_type=layer_type, name=against)
         except NotMeasured:
@@ -183,8 +174,24 @@ def hold_config(notes: Notes, config: str, against: str, layer_type: str | None)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{config}: {error}") from None
 
-    report = _foreign("", compared)
-    notes.write("config", {"report": report.as_dict(), "words": str(report)})
+    def report_on(config: str) -> ConfigReport:
+        if ":" in config and not is_file(config):
+            stated = load(config, "config")
+            if callable(stated):
+                wanted = f"config: expected a configuration, or a function that returns one, got {config}"
+                stated = _foreign(wanted, stated)
+        else:
+            stated = _foreign("", read, config)
+        return _foreign("", compared, config, stated)
+
+    for config in configs:
+        notes.begun(f"the comparison with {config}")
+        try:
+            report = report_on(config)
+        except Unusable as reason:
+            report = ConfigReport(against, message=str(reason))
+        line = ": ".join(filter(None, (config, report.verdict, report.message or "; ".join(map(str, report.findings)))))
+        notes.write("config", {"config": config, "report": report.as_dict(), "words": str(report), "line": line})
 
 
 def _takes_arguments(function: Any) -> bool:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -177,7 +178,9 @@ def verify_a_model(
 
 @app.command("verify-config")
 def verify_a_config(
-    config: Annotated[str, typer.Argument(help="config.json, its folder, package.module:name, or an architecture.")],
+    config: Annotated[
+        list[str], typer.Argument(help="config.json, its folder, package.module:name, or an architecture; or several.")
+    ],
     against: Annotated[
         str, typer.Option(help="A module, cache, function or description: package.module:name or file.")
     ],
@@ -186,16 +189,17 @@ def verify_a_config(
     memory: MEMORY = Limits.gibibytes,
     json: JSON = None,
 ) -> None:
-    """Hold frequencies, a cache, a rotary module or a function to a model's configuration, in a new process.
+    """Hold frequencies, a cache, a rotary module or a function to configurations of models, in a new process.
 
     The configuration is one of transformers, or a file of JSON with the arguments of vLLM's or SGLang's get_rope
     (head_size, max_position, rope_parameters) or with llama.cpp's names (freq_base, freq_scale, n_rot, rope_freqs).
 
     The target is a tensor [R/2], a cache [P, R], a pair of tables, a torch.nn.Module, a function of positions or of x
     and positions, a function without arguments that returns one of these, a file .pt, .npy or .npz, or a description.
+    A class, or a function of config, makes it from the configuration.
 
-    The report names each key that is ignored, applied twice or exchanged. The exit codes have the meaning that they
-    have for ``verify``.
+    The report names each key that is ignored, applied twice or exchanged. Each of several configurations gets a line.
+    The exit codes have the meaning that they have for ``verify``, and that of the worst configuration counts.
     """
     from ropelab.conformance.configuration.apart import hold_config_apart
 
@@ -204,13 +208,21 @@ def verify_a_config(
         write_json = _reserved(reserved, "json", json)
         line = ProgressLine()
         with _or_stop("the target's process could not be started"):
-            verdict, words, report = hold_config_apart(
+            found = hold_config_apart(
                 config, against, layer_type, limits, lambda begun: line.show(f"now {begun}; {line.left(0, 0)}")
             )
         line.end()
-        write_json(lambda: report)
-    _print(lambda console: console.print(Text(words, COLOURS[verdict]), soft_wrap=True))
-    raise Judged(EXIT_CODES[verdict])
+        reports = {name: one["report"] for name, one in found.items()}
+        write_json(lambda: dumps(reports if len(reports) > 1 else reports[config[0]], indent=1))
+
+    def show(console: Console) -> None:
+        for name, one in found.items():
+            said = one["line" if len(found) > 1 else "words"]
+            console.print(Text(said, COLOURS[reports[name]["verdict"]]), soft_wrap=True)
+
+    _print(show)
+    verdicts = {report["verdict"] for report in reports.values()}
+    raise Judged(EXIT_CODES[next(verdict for verdict in ("wrong", "not judged", "right") if verdict in verdicts)])
 
 
 @app.command()

@@ -419,6 +419,34 @@ def test_the_command(tmp_path, monkeypatch):
     assert run.invoke(app, ["verify-config", "config.json", "--against", "nothing:here"]).exit_code == 2
 
 
+BASES = """
+import torch
+
+def get_rope(config, length=None):
+    return 10000.0 ** -(torch.arange(0, config["head_dim"], 2) / config["head_dim"])
+"""
+
+
+@pytest.mark.process
+def test_the_command_with_several_configurations(tmp_path, monkeypatch):
+    """The function ignores ``rope_theta``."""
+    from typer.testing import CliRunner
+
+    (tmp_path / "right.json").write_text(json.dumps(configured(PLAIN)))
+    (tmp_path / "wrong.json").write_text(json.dumps(configured(PLAIN | {"rope_theta": 5e5})))
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "servers_rope.py").write_text(BASES)
+    monkeypatch.chdir(tmp_path)
+    files = ["right.json", "wrong.json", "broken.json"]
+    command = ["verify-config", *files, "--against", "servers_rope:get_rope", "--json", "report.json"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 1, done.output
+    right, wrong, broken = done.output.splitlines()
+    assert right == "right.json: right" and "rope_theta" in wrong and broken.startswith("broken.json: not judged: ")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [report[file]["verdict"] for file in files] == ["right", "wrong", "not judged"]
+
+
 def test_a_module_is_a_target_and_no_function_that_returns_one():
     class Rotary(torch.nn.Module):
         def forward(self, x, position_ids):

@@ -15,6 +15,7 @@ import torch
 from ropelab.angles.rope_parameters import Rope
 from ropelab.arguments import shown
 from ropelab.conformance.configuration.readings import Reading
+from ropelab.conformance.convention import required
 from ropelab.conformance.words import said
 from ropelab.layout.pairing import permutation
 
@@ -93,17 +94,17 @@ def measured(target: Any, rope: Rope, layer_type: str | None = None, config: Any
         target: frequencies ``[R/2]``; a cache ``[P, R]`` with the cosines before the sines (vLLM, SGLang), or complex
             ``[P, R/2]``; ``(cos, sin)``; a dict with the keys ``cos`` and ``sin``, ``cos_sin_cache`` or ``inv_freq``; a
             `Rope`; a module; a function of ``positions`` or of ``x, positions`` that returns tables or the rotated
-            ``x`` ``[1, K, 1, D]``; or a class that takes a configuration.
+            ``x`` ``[1, K, 1, D]``; or a class, or a function of ``config``, that takes a configuration.
         rope: the rotation that the target is compared with.
         layer_type: passed to a function or module that takes an argument of this name.
-        config: what a class is called with.
+        config: what such a class or function is called with.
 
     Raises:
         NotMeasured: the target is nothing of that kind.
     """
     if isinstance(target, Mapping):
         return _of_mapping(target, rope, layer_type)
-    if inspect.isclass(target):
+    if inspect.isclass(target) or (inspect.isfunction(target) and required(target) == ("config",)):
         return measured(_made(target, config), rope, layer_type)
     if isinstance(target, Rope):
         return of_rope(target, rope)
@@ -141,8 +142,8 @@ def _head_dim(rope: Rope) -> int:
     return rope.head_dim or rope.rotary_dim
 
 
-def _made(kind: type, config: Any) -> Any:
-    """An object of a class, made from the configuration; from its object in transformers where that is a mapping."""
+def _made(kind: Callable[..., Any], config: Any) -> Any:
+    """What a class or a function makes of a configuration; of its object in transformers where that is a mapping."""
     try:
         if isinstance(config, Mapping) and "model_type" in config:
             with suppress(ImportError):
