@@ -13,7 +13,9 @@ import pytest
 SIZES = ("smoke", "core", "full")
 
 hypothesis.settings.register_profile("core", derandomize=True, database=None, deadline=None, print_blob=False)
-hypothesis.settings.register_profile("full", derandomize=False, deadline=None, print_blob=True)
+hypothesis.settings.register_profile(  # Hypothesis' own profile where CI is set has fixed seeds and no database
+    "full", hypothesis.settings.get_profile("default"), derandomize=False, deadline=None, print_blob=True
+)
 
 
 def pytest_addoption(parser):
