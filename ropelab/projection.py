@@ -12,8 +12,16 @@ from ropelab.autograd.rotation import transformed
 from ropelab.call.angles import Tables, given_angles
 from ropelab.call.checks import check_fixed_tables, check_no_grad
 from ropelab.call.memory import check_apart
-from ropelab.call.projection import Call, check_served, dispatched, heads_of_arguments, product, run_into_cache
-from ropelab.call.projection_paths import PATHS, Work, fastest
+from ropelab.call.projection import (
+    Call,
+    check_served,
+    dispatched,
+    heads_of_arguments,
+    product,
+    run_into_cache,
+    work_of,
+)
+from ropelab.call.projection_paths import PATHS, fastest
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
 from ropelab.paged_cache import rope_and_cache
@@ -186,7 +194,7 @@ def qkv_rope_and_cache(
     alone = plain and len(weights) == 1 and weight_offset == 0 and norm_first is True and all(t is None for t in others)
     wanted = choice("path", path, PATHS[:3])
     if path == "auto" and alone:
-        wanted = fastest(Work.of(x, sum(heads.features)), x.device)
+        wanted = fastest(work_of(x, heads), x.device)
     if wanted == "product":
         q, angles, eps = None, given_angles(cos, sin, frequencies), single("eps", eps, at_least=0)
         where = located(x.unsqueeze(-1), angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)

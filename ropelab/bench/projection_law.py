@@ -14,6 +14,8 @@ and k are not much larger than the L2 cache, the pass finds a part of them there
 
 from dataclasses import dataclass
 
+from ropelab.call.projection_paths import Work
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -56,6 +58,11 @@ class Product:
     def outputs(self) -> int:
         """N, the features of q, k and v."""
         return (self.q_heads + 2 * self.k_heads) * self.head_dim
+
+    @property
+    def work(self) -> Work:
+        """The product as the choice of a path takes it."""
+        return Work(self.tokens, self.inputs, self.outputs, (self.q_heads + self.k_heads) * self.head_dim)
 
     @property
     def operations(self) -> int:

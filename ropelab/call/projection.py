@@ -209,7 +209,7 @@ def _prepared(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, 
     check_projection(x, norms, where, heads)
     path = call.path
     if path == "auto":
-        path = fastest(Work.of(x, sum(heads.features)), x.device)
+        path = fastest(work_of(x, heads), x.device)
     launch = None
     if path != "pass" and len(weights) == 1 and not call.keep:
         launch = _by_kernel(path, x, weights, biases, norms, where, heads, call.eps)
@@ -217,6 +217,11 @@ def _prepared(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, 
         check_served(call.path)
         launch = _by_pass(x, norms, where, heads, call)
     return Prepared(launch, None, x.shape[SEQ_AXIS[where.options.seq_format]])
+
+
+def work_of(x: torch.Tensor, heads: Heads) -> Work:
+    """The size of the product of x ``[..., K]``."""
+    return Work(x.shape[:-1].numel(), x.shape[-1], sum(heads.features), sum(heads.features[:2]))
 
 
 def check_served(path: str) -> None:

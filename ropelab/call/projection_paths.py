@@ -1,4 +1,17 @@
-"""Which path of `ropelab.qkv_rope` is the fastest for a product on a GPU, by the study `projection`."""
+"""Which path of `ropelab.qkv_rope` is the faster one for a product on a GPU.
+
+The programs of the path "product" compute tiles of 128 tokens and 256 features, one on each multiprocessor in each
+turn. A turn takes its time also if few tiles are left for the last one, and in each turn the rotation takes as long::
+
+    product = turns (turn + rotation),    turn = step K / 64 + rest
+
+The product of PyTorch takes a little longer than our product would if all its turns were full. The pass behind it is a
+launch, and reads and writes q and k once::
+
+    pass = 1.03 full turns * turn + bytes of q and k / bandwidth + launch
+
+A call takes the path "product" where the law says that it is 2 % faster, because the law is not exact.
+"""
 
 from functools import cache
 from typing import NamedTuple
@@ -10,16 +23,12 @@ PATHS = "auto", "pass", "product", "quack"
 
 
 class Work(NamedTuple):
-    """The size of a product: T, K and N."""
+    """The size of a product of 16 bits: T, K, N, and how many of the N features are those of q and k."""
 
     tokens: int
     inputs: int
     outputs: int
-
-    @classmethod
-    def of(cls, x: torch.Tensor, outputs: int) -> "Work":
-        """The product of x ``[..., K]``."""
-        return cls(x.shape[:-1].numel(), x.shape[-1], outputs)
+    turning: int
 
 
 def fastest(work: Work, device: torch.device) -> str:
@@ -29,20 +38,24 @@ def fastest(work: Work, device: torch.device) -> str:
 
 
 def faster(work: Work, gpu: str) -> str:
-    """The faster path of "pass" and "product" for a product of 16 bits on a GPU, "H100" or "H200".
-
-    The programs of the path "product" compute tiles of 128 tokens and 256 features, one on each multiprocessor in each
-    turn. The rotation costs them 2 to 4 % of the product, and the pass costs 5 to 22 %. The rest decides: the share of
-    all turns that is no work, because tiles reach past the end or the last turn has few tiles.
-    """
-    tiles = -(-work.tokens // _TILE_TOKENS) * -(-work.outputs // _TILE_FEATURES)
-    places = -(-tiles // _MULTIPROCESSORS) * _MULTIPROCESSORS * _TILE_TOKENS * _TILE_FEATURES
-    return "product" if work.tokens * work.outputs >= _LEAST_WORK * places else "pass"
+    """The faster path of "pass" and "product" on a GPU, "H100" or "H200"."""
+    turn = _STEP_US * work.inputs / 64 + _REST_US
+    turns = -(-(-(-work.tokens // 128) * -(-work.outputs // 256)) // _MULTIPROCESSORS)
+    full_turns = work.tokens * work.outputs / (128 * 256 * _MULTIPROCESSORS)
+    moved = 4 * work.tokens * work.turning
+    by_pass = 1.03 * full_turns * turn + moved / _BYTES_PER_US[gpu] + _LAUNCH_US
+    return "product" if turns * (turn + _ROTATION_US) < 0.98 * by_pass else "pass"
 
 
 MEASURED = {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA H200": "H200"}
 """The GPUs that were measured: their names in CUDA -> their names here."""
-_TILE_TOKENS, _TILE_FEATURES, _MULTIPROCESSORS = 128, 256, 132
-"""The numbers of `projection_triton.ProjectionTile`, and of the GPUs."""
-_LEAST_WORK = 0.9
-_name = cache(torch.cuda.get_device_name)
+_MULTIPROCESSORS = 132
+_STEP_US, _REST_US, _ROTATION_US, _LAUNCH_US = 0.685, 1.2, 1.85, 1.0
+"""By the records `projection`, of both GPUs. 64 terms of the sums of a tile take a step."""
+_BYTES_PER_US = {"H100": 3.0e6, "H200": 3.95e6}
+"""What a pass over many tokens reads and writes."""
+
+
+@cache
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device)

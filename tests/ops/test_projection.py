@@ -6,6 +6,7 @@ import torch
 
 import ropelab
 from ropelab import qkv_rope, qkv_rope_and_cache
+from ropelab.call import projection_paths
 from ropelab.conformance.bounds import Arithmetic, exact, rotate_exactly, rotation_bound
 from ropelab.conformance.projection_bounds import product_bound, projected_pair_bound
 from ropelab.kernels import INTERPRETED, NO_POSITION
@@ -309,3 +310,15 @@ def test_one_kernel_into_a_paged_cache_makes_all_checks(torch_backend, change, e
         qkv_rope_and_cache(
             **given | {k: named.get(x, x) if isinstance(x, str) else x for k, x in change.items()}, **HEADS, **tables()
         )
+
+
+@pytest.mark.parametrize(("name", "path"), [("NVIDIA H200", "product"), ("NVIDIA H100 PCIe", "pass")])
+def test_a_gpu_that_was_not_measured_takes_the_pass(monkeypatch, name, path):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    projection_paths._name.cache_clear()
+    work = projection_paths.Work(8192, 2048, 6144, 5120)
+    try:
+        assert projection_paths.fastest(work, torch.device("cuda")) == path
+        assert projection_paths.fastest(work, torch.device("cpu")) == "pass"
+    finally:
+        projection_paths._name.cache_clear()

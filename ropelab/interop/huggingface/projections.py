@@ -91,8 +91,9 @@ def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation
         named = "hidden_states" in kwargs and "position_embeddings" in kwargs  # else the host has to find the names
         given = kwargs if named else signature.bind(self, *args, **kwargs).arguments
         hidden, tables = given["hidden_states"], given["position_embeddings"]
-        outputs = sum(len(getattr(self, name).weight) for name in NAMES)
-        pays = fastest(Work.of(hidden, outputs), hidden.device) == "product" and uses_triton(hidden)
+        q, k, v = (len(getattr(self, name).weight) for name in NAMES)
+        work = Work(hidden.shape[:-1].numel(), hidden.shape[-1], q + k + v, q + k)
+        pays = fastest(work, hidden.device) == "product" and uses_triton(hidden)
         serves = hidden.dtype.itemsize == 2 and hidden.ndim == 3 and are_of(tables, *hidden.shape[:2])
         if not pays or not serves or torch.compiler.is_compiling():
             return function(self, *args, **kwargs)

@@ -7,7 +7,7 @@ import pandas as pd
 from ropelab.bench.projection import ALONE, BY_QUACK, COMPUTED, COPY, KERNEL, OURS, PRODUCT, QUACK
 from ropelab.bench.projection_law import Machine, Product, widest_that_pays
 from ropelab.bench.rows import timed
-from ropelab.call.projection_paths import Work, faster
+from ropelab.call.projection_paths import faster
 from ropelab.study.engine.words import followed, value_range
 
 RECORD, BLOCKS, COMPILED = "projection", "projection_blocks", "projection_compiled"
@@ -166,7 +166,7 @@ def taken(frame: pd.DataFrame) -> pd.DataFrame:
     """The times of both paths of `ropelab.qkv_rope`, and in the column ``taken`` the time of the path that it takes."""
     both = times(frame)[[*PATHS.values()]]
     rows = [dict(zip(both.index.names, key, strict=True)) for key in both.index]
-    chosen = [PATHS[faster(Work(row["tokens"], row["inputs"], product(row).outputs), row["gpu"])] for row in rows]
+    chosen = [PATHS[faster(product(row).work, row["gpu"])] for row in rows]
     return both.assign(taken=[us[name] for (_, us), name in zip(both.iterrows(), chosen, strict=True)])
 
 
