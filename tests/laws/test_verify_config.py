@@ -447,6 +447,27 @@ def test_the_command_with_several_configurations(tmp_path, monkeypatch):
     assert [report[file]["verdict"] for file in files] == ["right", "wrong", "not judged"]
 
 
+@pytest.mark.parametrize("first, said", [
+    (4096, "at 4096 tokens and more, in place of 4097"), (100, "at 100 tokens and more, in place of 4097"),
+    (0, "at every length"), (2**30, "never taken"),
+])  # fmt: skip
+def test_the_length_is_told_from_which_on_other_factors_are_taken(first, said):
+    factors = {"short_factor": [1.0 + i / 100 for i in range(32)], "long_factor": [1.0 + i / 2 for i in range(32)]}
+    longrope = PLAIN | {"rope_type": "longrope", "original_max_position_embeddings": 4096} | factors
+    config = configured(longrope, max_position_embeddings=131072)
+    scale = rope_from_config(config).attention_factor
+
+    class Rotary(torch.nn.Module):
+        def forward(self, x, position_ids):
+            long = int(position_ids.max()) + 1 >= first
+            theta = inverse() / torch.tensor(factors["long_factor" if long else "short_factor"])
+            angles = (position_ids[..., None] * theta).tile(2)
+            return angles.cos() * scale, angles.sin() * scale
+
+    (finding,) = verify_config(config, Rotary()).findings
+    assert finding.key == "long_factor" and said in finding.words
+
+
 def test_a_module_is_a_target_and_no_function_that_returns_one():
     class Rotary(torch.nn.Module):
         def forward(self, x, position_ids):

@@ -198,7 +198,7 @@ def _partial(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
     theta = rope.inverse_frequencies
     turning = int((theta != 0).sum())
     if turning < len(theta):
-        words = f"leads to {turning} pairs of the first {2 * turning} features, in place of {len(theta)} pairs"
+        words = f"leads to {turning} pairs, of features i and i + {turning} in place of i and i + {len(theta)}"
         yield key, words, partial(_with, rope, theta[theta != 0])
     settings = dict(stated.settings, rotary_dim=None)
     whole = dict(stated.parameters, partial_rotary_factor=1.0)

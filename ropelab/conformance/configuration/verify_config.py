@@ -134,15 +134,20 @@ def verify_config(config: Any, against: Any, *, layer_type: str | None = None, n
     for kind, (settings, parameters) in parts.items():
         others = {other: values for other, values in everything.items() if other != kind}
         stated = Stated(settings, parameters, kind, layout, None, others, absent)
+        of_kind: list[Finding] = []
         for at_length in _lengths(stated):
             rope = at_length.rope()
             target = _target(against, rope, kind, config)
             found, words, left = _held(at_length, rope, target, kind or "")
-            findings += [one for one in found if one not in findings]
+            of_kind += [one for one in found if one not in of_kind]
             compared.append(f"{kind}: {words}" if kind else words)
             missing += [line for line in left if line not in missing]
             if target.rows is not None or not target.scaled:
                 break  # a table has the frequencies of one length
+        else:
+            if of_kind and at_length is not stated and (words := _switch(stated, at_length, target)):
+                of_kind = [Finding(kind or "", "long_factor", words, of_kind[0].example)]
+        findings += [one for one in of_kind if one not in findings]
     findings = [
         replace(
             f,
@@ -177,6 +182,33 @@ def _lengths(stated: Stated) -> Iterator[Stated]:
     rope = stated.rope()
     if rope.lengths != ANY_LENGTH:
         yield replace(stated, seq_len=rope.lengths.stop + 16)
+
+
+def _switch(short: Stated, long: Stated, target: Measured) -> str:
+    """The number of tokens from which on a target has the frequencies of long sequences, in words, if it is wrong.
+
+    It is empty if the target has other frequencies, or if the configuration has no frequencies for short and for long
+    sequences.
+    """
+    if "long_factor" not in short.parameters:
+        return ""
+    right = short.rope().lengths.stop
+
+    def fits(stated: Stated, length: int) -> bool:
+        at = torch.tensor(sorted({*range(min(FEW, length)), length - 1}))
+        return Measure(at.numpy(), *target.at(at), target, stated).fits(Reading.of(stated.rope()))
+
+    low, high = 2, 2 * right  # a single token, at position 0, does not turn
+    if fits(long, low) and fits(long, high):
+        return f"is taken at every length, in place of {right} tokens and more"
+    if fits(short, low) and fits(short, high):
+        return f"is never taken, in place of at {right} tokens and more"
+    if not (fits(short, low) and fits(long, high)):
+        return ""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(long, middle) else (middle, high)
+    return f"is taken at {high} tokens and more, in place of {right} tokens and more" if high != right else ""
 
 
 def _target(against: Any, rope: Rope, kind: str | None, config: Any) -> Measured:
