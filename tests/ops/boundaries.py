@@ -4,11 +4,16 @@ A row has the argument and the value, or a function that makes the value of the 
 be blamed, where it is that of another argument. Where several arguments change, a row has all of them, and this name.
 """
 
+import math
+
 import torch
 
 import ropelab
+from ropelab.angles.frequencies import inverse_frequencies
 
 FLOAT8 = torch.float8_e4m3fn
+NAN, INF = math.nan, math.inf
+FEWER, THETA = (lambda x: x[..., :-1]), inverse_frequencies(16)
 ONES, HALF, TO_E5M2 = torch.ones, (lambda x: x.half()), (lambda x: x.to(torch.float8_e5m2))
 ELSEWHERE, INTEGERS, FLOATS = (lambda x: x.to("meta")), torch.Tensor.long, torch.Tensor.float
 
@@ -77,6 +82,7 @@ CACHED = [
     ("k_out", shaped(4, 1, 16, dtype=FLOAT8)), ("layout", "neox"), ("offsets", 5, "cos"), ("q", grad),
     ("key_cache", grad), ("cos", grad), ("q_scale_out", shaped(4, 3)), ("k_scale_cache", shaped(5, 4, 1)),
 ]  # fmt: skip
+ROTARY_DIM = [("rotary_dim", 0), ("rotary_dim", 1), ("rotary_dim", 7)]
 F8 = {"key_cache": lambda x: x.to(FLOAT8), "value_cache": lambda x: x.to(FLOAT8)}
 SCALES = F8 | {"k_scale_cache": shaped(5, 4, 1), "v_scale_cache": shaped(5, 4, 1)}
 ROWS = {
@@ -162,7 +168,10 @@ ROWS = {
         ({"frequencies": None}, "cos"), ("layout", "neox"), ("rotary_slice", (0, 4), "frequencies"),
         ("k_scale_cache", shaped(5, 4, 1)),
     ],
-    "rotate_cached_keys": [("deltas", 40), ("k_scale_cache", lambda x: x[:, :, :0]), ("rotary_slice", (0, 6), "cos")],
+    "rotate_cached_keys": [
+        ("slots", lambda x: x.clamp(min=0) * 0 + 3), ("deltas", 40), ("k_scale_cache", lambda x: x[:, :, :0]),
+        ("rotary_slice", (0, 6), "cos"),
+    ],
     "rope_and_quantize": [
         ("x", lambda x: x[0]), ("x", torch.Tensor.int), ("groups", 2), ("block_dim", 3), ("block_dim", 32),
         ("amax_epsilon", 0.0), ("rotary_slice", (0, 12), "cos"),
@@ -170,7 +179,8 @@ ROWS = {
         ("scale_dtype", torch.float64), ("x", grad), ("positions", lambda x: x * 0 + 8),
     ],
     "rope_and_quantize, results": [
-        ("out", shaped(4, 1, 48).bfloat16()), ("out", shaped(4, 3, 24, dtype=FLOAT8)),
+        ("out", shaped(4, 1, 48).bfloat16()), ("out", shaped(4, 3, 24, dtype=FLOAT8)), ("out", FEWER),
+        ("out", lambda x: x[None]),
         ("scales", shaped(4, 3, 3)),
         ({"groups": None, "out": None, "scale_dtype": None, "scales": shaped(4, 1, 1).int()}, "scales"),
     ],
@@ -188,7 +198,51 @@ ROWS = {
         ({"positions": None, "offsets": 38}, "cos"),
     ],
     "assemble_mla_kv": [("nope_dim", 4.0)],
-    "rotate_mla_query": [({"inplace": False}, "consume")],
+    "rotate_mla_query": [
+        ({"inplace": False}, "consume"), ("nope_dim", 7), ("nope_dim", 12), ("nope_dim", 17),
+    ],
+    "rotary_table": ROTARY_DIM,
+    "rotary_frequencies": ROTARY_DIM,
+    "axial_tables": [
+        ("positions", None), ("positions", ELSEWHERE), ("positions", lambda x: x[:0]),
+        ("positions", lambda x: x[:1], "axes"), ("axes", [0, 0, 1, 1, 0, 0, 1, 2]), ("axes", torch.zeros(8)),
+        ("axes", ONES(8).bool()), ("axes", torch.full((8,), 2)), ("axes", torch.full((8,), -1)), ("axes", [0.0] * 8),
+    ],
+    "axial_rope": [("axes_dims", (3, 5)), ("axes_dims", (0, 4)), ("layout", None)],
+    "Rope": [
+        ("head_dim", 8), ("layout", None), ("axes", (0, 1)), ("max_seq_len", 0),
+        *(("inverse_frequencies", value) for value in (
+            INTEGERS, ELSEWHERE, grad, lambda x: x[None], lambda x: x[:0], lambda x: x * NAN, lambda x: x * INF,
+        )),
+    ],
+    "Rope.tables": [("positions", lambda x: x[:2])],
+    "grid_positions": [
+        *(("sizes", x) for x in ((), (2.5,), (-1, 2), (True, 2), ("2", 3), (None,), ((2, 3),), (NAN,))),
+        ("centred", (2,)), ("centred", (-1,)),
+    ],
+    "text_positions": [("axes", 0), ("start", 2**40), ("start", -(2**40)), ("start", 2**31 - 2)],
+    "mrope_axes": [("mrope_section", []), ("mrope_section", [4, -1]), ("mrope_section", {2: 1})],
+    "convert_layout": [
+        ("x", ONES(())), ("x", ONES(17)), ("x", sparse), ("head_dim", 0), ("head_dim", 5, "rotary_slice"),
+        ("head_dim", 7, "rotary_slice"),
+        ("heads", 4),
+        ("source", None), ("target", None), *(("rotary_slice", x) for x in (
+            3, "04", (0,), (0, 2, 4), (0, 3), (0.0, 4.0), (0, True), (4, 0), (-4, 0), (0, 10**6), [None, 4], (0, "4"),
+        )),
+    ],
+    "PackedSequences": [
+        ("cu_seqlens", torch.tensor([]).long()), ("cu_seqlens", torch.tensor([1, 4])), ("offsets", torch.tensor([1])),
+        ("cu_seqlens", torch.tensor([0, 40])), ("offsets", torch.tensor([1.0, 2.0])), ("cp_size", 0), ("cp_rank", 1),
+        ("chunks", None),
+    ],
+    "context_parallel_positions": [("seq_len", 7), ("cp_size", 0), ("cp_rank", 2), ("chunks", None)],
+    "RotaryEmbedding": [("seq_format", None), ("rope", THETA), ("rope", lambda x: ropelab.Rope), ("rope", 7)],
+    "RotaryEmbedding.forward": [
+        ("positions", FEWER), ("positions", ELSEWHERE), ("positions", torch.full((4,), 2**40)),
+        ("positions", torch.full((4,), -(2**63))),
+    ],
+    "RotaryEmbedding.forward, lengths unsaid": [("offsets", torch.tensor([1.0, 2.0])), ("offsets", torch.tensor([1]))],
+    "RotaryEmbedding.tables": [("seq_len", 4096 * 4 / 3)],
 }  # fmt: skip
 
 

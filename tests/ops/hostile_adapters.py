@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
@@ -14,6 +16,25 @@ from ropelab.interop import deepspeed, flashinfer, huggingface, megatron, sglang
 from tests.interop.test_interop_flashinfer import append_call
 from tests.interop.test_interop_vllm import latent_call, norm_call
 from tests.ops.hostile_calls import ANGLES, CU, TARGETS, Q
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+CONTEXTS = {
+    "device meta": lambda: torch.device("meta"),
+    "float64": lambda: default_dtype(torch.float64),
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
+    "inference mode": torch.inference_mode,
+}
+"""Defaults of torch that change nothing."""
 
 
 class Adapter(NamedTuple):
@@ -54,7 +75,9 @@ def append(**options: Any) -> Adapter:
         outs = {f"{name}_out": call[name].to(call["quantize_dtype"]) for name in ("q_rope", "q_nope")}
         return call | outs | {"enable_pdl": False}
 
-    return Adapter(flashinfer.rope_quantize_fp8_append_paged_kv_cache, arguments)
+    return Adapter(
+        flashinfer.rope_quantize_fp8_append_paged_kv_cache, arguments, ("quantize_dtype torch.float8_e4m3fn",)
+    )
 
 
 def mla(**more: Any) -> Callable[[], dict[str, Any]]:
@@ -85,10 +108,13 @@ ADAPTERS = {
     ),
     "megatron, q": Adapter(
         megatron.fused_mla_rope_out_of_place,
-        mla(nope_dim=8, position_ids=torch.arange(8), inverse=False, remove_interleaving=False), ("cu_seqlens_q",),
+        mla(nope_dim=8, position_ids=torch.arange(8), inverse=False, remove_interleaving=False),
+        ("cu_seqlens_q", "cp_size beyond integers"),
     ),
     "megatron, q of 0.16.1": Adapter(megatron.fused_apply_mla_rope_for_q, mla(qk_head_dim=8)),
-    "megatron, kv": of_target(megatron.fused_mla_rope_kv_split, cp_rank=0, cp_size=1),
+    "megatron, kv": of_target(
+        megatron.fused_mla_rope_kv_split, "cp_size beyond integers", cp_rank=0, cp_size=1
+    ),
     "megatron, dense": of_target(megatron.fused_apply_rotary_pos_emb, transpose_output_memory=False),
     "megatron, packed": Adapter(
         megatron.fused_apply_rotary_pos_emb_thd,
@@ -99,11 +125,11 @@ ADAPTERS = {
         lambda: copied(PACKED) | {
             "config": CONFIG, "cp_group": GROUP, "mla_rotary_interleaved": False,
             "mla_output_remove_interleaving": False, "max_seqlen": 8,
-        },
+        }, ("max_seqlen beyond integers",),
     ),
-    "deepspeed": of_target(deepspeed.apply_rotary_pos_emb, "of another dtype"),
-    "deepspeed, rows": of_target(deepspeed.fused_rope_forward, "of another dtype"),
-    "huggingface": of_target(huggingface.apply_rotary_pos_emb, "of another dtype"),
+    "deepspeed": of_target(deepspeed.apply_rotary_pos_emb, "of another dtype", "complex"),
+    "deepspeed, rows": of_target(deepspeed.fused_rope_forward, "of another dtype", "complex"),
+    "huggingface": of_target(huggingface.apply_rotary_pos_emb, "of another dtype", "complex"),
     "transformer_engine": of_target(transformer_engine.apply_rotary_pos_emb),
     "transformer_engine, packed": of_target(transformer_engine.apply_rotary_pos_emb, call=", thd"),
     "transformer_engine, qkv": of_target(transformer_engine.apply_fused_qkv_rotary_pos_emb),
@@ -144,13 +170,14 @@ def of_tensor(x: torch.Tensor) -> dict[str, Any]:
     wrong = {
         "None": None, "a list": [1.0, 2.0], "a number": 2.5, "a string": "tensor", "on meta": x.to("meta"),
         "bool": x.bool(), "of another dtype": x.long() if is_floating else x.float(), "of no axis": x.flatten()[0],
+        "an array": np.ones((2, 2)),
         "of one more axis": x[None], "shorter": x[:-1], "empty": x[:0], "longer": torch.cat((x, x[-1:])),
     }  # fmt: skip
     if x.ndim > 1:
         wrong |= {"narrower": x[..., :-1], "without features": x[..., :0]}
     if is_floating and x.itemsize > 1:
         others = {"of another float": x.double(), "of 8 bits": x.to(torch.float8_e4m3fn)}
-        wrong |= {"sparse": x.to_sparse()} | others
+        wrong |= {"sparse": x.to_sparse(), "complex": x.cfloat()} | others
     if x.dtype == torch.int64:
         wrong["beyond"] = torch.full_like(x, 2**62)
     wrong["without memory"] = WithoutMemory(x)
@@ -166,15 +193,35 @@ def hostile(value: Any) -> dict[str, Any]:
     wrong = {"None": None, "a list": [value], "a string": "nonsense", "a tensor": torch.tensor(2), "a number": 2.5}
     if isinstance(value, float):
         far = {"huge": 1e60, "minus huge": -1e60, "tiny": 1e-60}
-        return wrong | {"a number": math.nan, "a bool": True, "infinite": math.inf} | far
-    if isinstance(value, int) and not isinstance(value, bool):
-        return wrong | {"a bool": True, "below 0": -5}
+        no_number = {"a number": math.nan, "a bool": True, "infinite": math.inf, "imaginary": 1j, "a digit": "2.0"}
+        return wrong | no_number | far | {"beyond floats": 10**400}
+    if isinstance(value, bool):
+        return wrong | {"0": 0, "1": 1, "the word False": "False"}
+    if isinstance(value, int):
+        whole = {"a whole float": 2.0, "a float of NumPy": np.float64(2.0), "infinite": math.inf, "imaginary": 1j}
+        return wrong | whole | {"a bool": True, "below 0": -5, "a digit": "3", "beyond integers": 10**30}
+    if isinstance(value, str):
+        return wrong | {"no word": "", "bytes": value.encode(), "a bool": True, "an array": np.array([value])}
+    if isinstance(value, torch.dtype):
+        dtypes = torch.bool, torch.complex64, torch.float8_e4m3fn
+        return wrong | {f"{x}": x for x in (*dtypes, float, np.float32)} | {"a word": "float32"}
     if isinstance(value, (tuple, list)):
         wrong |= {"empty": (), "shorter": value[:-1], "a dict": {}}
         for i, part in enumerate(value):
             parts = {"True for a number" if x is True else name: x for name, x in hostile(part).items()}
             wrong |= {f"{name} in place {i}": (*value[:i], x, *value[i + 1 :]) for name, x in parts.items()}
     return wrong
+
+
+def equivalents(value: Any) -> list:
+    """The value written in other ways that mean the same."""
+    if isinstance(value, bool):
+        return [np.bool_(value)]
+    if isinstance(value, (int, float)):
+        return [np.int64(value), np.int32(value)] if isinstance(value, int) else [np.float64(value)]
+    if isinstance(value, tuple) and value and all(type(x) is int for x in value):
+        return [list(value), np.array(value), [np.int64(x) for x in value]]
+    return [value.int()] if isinstance(value, torch.Tensor) and value.dtype == torch.int64 else []
 
 
 def calls(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -185,7 +232,8 @@ def calls(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]]:
         for what in hostile(value):
             parameter = parameters[argument]
             may_be_none = what == "None" and (parameter.default is None or "None" in str(parameter.annotation))
-            takes = may_be_none or bool({argument, what, f"{argument} {what}"} & set(free))
+            kind = what.partition(" in place")[0]
+            takes = may_be_none or bool({argument, kind, f"{argument} {kind}"} & set(free))
             if value is not None and not takes:
                 call = arguments()
                 yield argument, what, call | {argument: hostile(call[argument])[what]}

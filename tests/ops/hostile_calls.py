@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 import ropelab
-from ropelab import PackedSequences, RotaryEmbedding
 from ropelab.angles import frequencies
 from ropelab.angles.table_free import fixed_point
 from ropelab.angles.tables import frequency_tables
@@ -49,7 +48,6 @@ INTEGER = Kind(
     [None, "3", 2.5, 2.0, NAN, INF, True, [2], torch.tensor(2), np.float64(2.0), 1j, -5, 10**30],
     [np.int64, np.int32],
 )
-SIGNED = Kind([None, "3", 2.5, NAN, True, [2], np.float64(2.0), 1j, 2**40, -(2**40)], [np.int64, np.int32])
 NUMBER = Kind(
     [None, "2.0", NAN, INF, -INF, True, [2.0], torch.tensor(2.0), 1j, 0.0, -1.0, 10**400], [np.float64, np.float32]
 )
@@ -81,10 +79,6 @@ INTEGERS = Kind(
      lambda x: [*x[:-1], NAN]],
     [list, tuple, np.array, lambda x: [np.int64(i) for i in x]],
 )  # fmt: skip
-SLICE = Kind(
-    [3, "04", (0,), (0, 2, 4), (0, 3), (0.0, 4.0), (0, True), (4, 0), (-4, 0), (0, 10**6), [None, 4], (0, "4"), {0: 4}],
-    [list, lambda x: tuple(map(np.int64, x)), np.array],
-)
 
 
 def but(kind: Kind, *values: Any) -> Kind:
@@ -124,11 +118,6 @@ CONFIG = {
 ANGLES = torch.linspace(0, 1, 8 * 16).view(8, 1, 1, 16)
 
 
-def with_rope(function: Callable) -> Callable:
-    """A method of `Rope`, whose axes ask for positions along three."""
-    return lambda **options: function(ropelab.axial_rope((4, 6, 6)), **options)
-
-
 def from_config(**settings):
     rope = ropelab.rope_from_config({key: value for key, value in settings.items() if key != "scaling"})
     return rope.tables(16, device="cpu")
@@ -137,18 +126,6 @@ def from_config(**settings):
 def scaled(**parameters):
     rope = ropelab.rope_from_config(CONFIG | {"rope_parameters": {"rope_theta": 1e4} | parameters})
     return rope.tables(16, device="cpu")
-
-
-def grid(*, sizes, **options):
-    return ropelab.grid_positions(*sizes, **options)
-
-
-def packed(**options):
-    return PackedSequences(**options).positions
-
-
-def rotary(**options):
-    return RotaryEmbedding(ropelab.Rope(THETA))(**options)
 
 
 def encode(**options):
@@ -176,15 +153,8 @@ LATENT = torch.zeros(3, 4, 12 + 8)
 SLOTS = torch.tensor([5, -1, 0, 11])
 QKV = torch.linspace(-1, 1, 4 * 5 * 16).view(4, 80)
 CACHES = also(Kind(TENSOR.hostile), lambda x: x.to(torch.uint8), lambda x: x[..., :-1], lambda x: x[:, :0])
-OUTPUT = also(Kind(but(TENSOR, None).hostile), lambda x: x[..., :-1], lambda x: x.double())
 SLOT_MAPPING = also(POSITIONS, None, ELSEWHERE, torch.arange(5), torch.tensor([0, 1, 2, 12]), lambda x: x[None])
-SCALE = also(Kind([3.0, [1.0], "tensor", torch.ones(2), torch.ones(1, 1), torch.ones(1).double()]), ELSEWHERE)
 WEIGHT = but(TABLE, 0.5)
-DELTAS = Kind(
-    [2.0, [1, 2, 3, 4], np.arange(4), None, True, "tensor", torch.Tensor.float, torch.Tensor.bool, torch.Tensor.short,
-     lambda x: x[None], FEWER, ELSEWHERE, torch.full((4,), 8)],
-    [torch.Tensor.int, torch.Tensor.long],
-)  # fmt: skip
 OPTIONS = {"positions": torch.arange(4), "slot_mapping": SLOTS}
 PROJECTION = {"x": Q[:, :, 0, :4], "weight": QKV.T, "q_heads": 3, "k_heads": 1, "cos": COS, "sin": SIN,
               "layout": "split_half", "seq_format": "bshd"}  # fmt: skip
@@ -230,24 +200,11 @@ def of_scaling(rope_type: str, parameters: dict) -> Target:
 
 
 TARGETS = {
-    "rotary_table": Target(
-        ropelab.rotary_table, {"seq_len": 5, "dtype": torch.float32, "device": "cpu"} | BASE,
-        {"seq_len": INTEGER, "dtype": DTYPE, "device": DEVICE} | BASED,
-    ),
     "frequency_tables": Target(
         frequency_tables, {"frequencies": THETA, "seq_len": 5, "attention_factor": 1.5, "dtype": torch.float64, "device": "cpu"},
         {"frequencies": Kind([*NO_TENSORS, THETA.long(), THETA[None], THETA.to("meta"), THETA.cfloat(), THETA[:0]]),
          "seq_len": INTEGER, "attention_factor": NUMBER, "dtype": DTYPE},
     ),
-    "axial_tables": Target(
-        ropelab.axial_tables,
-        {"cos": COS, "sin": SIN, "positions": torch.arange(8).view(2, 4), "axes": [0, 0, 1, 1, 0, 0, 1, 1]},
-        {"cos": TABLE, "sin": TABLE,
-         "positions": also(POSITIONS, None, ELSEWHERE, lambda x: x[:0], lambda x: x[:1]),
-         "axes": also(INTEGERS, [0, 0, 1, 1, 0, 0, 1, 2], torch.zeros(8), torch.ones(8).bool(),
-                      torch.full((8,), 2), torch.full((8,), -1), [0.0] * 8)},
-    ),
-    "rotary_frequencies": Target(ropelab.rotary_frequencies, BASE | {"device": "cpu"}, BASED | {"device": DEVICE}),
     "fixed_point": Target(
         fixed_point, {"frequencies": THETA, "attention_factor": 1.5, "device": "cpu"},
         {"frequencies": Kind([*NO_TENSORS, THETA.long(), THETA[None], THETA.to("meta"), THETA[:0], THETA * NAN, THETA * INF]),
@@ -289,102 +246,11 @@ TARGETS = {
     "axial": Target(
         frequencies.axial, {"axes_dims": (4, 6), "base": 1e4}, {"axes_dims": also(INTEGERS, (3, 5), (0, 4)), "base": NUMBER}
     ),
-    "axial_rope": Target(
-        lambda **options: ropelab.axial_rope(**options).tables(5, device="cpu"), {"axes_dims": (4, 6), "base": 1e4, "layout": "interleaved"},
-        {"axes_dims": also(INTEGERS, (3, 5), (0, 4)), "base": NUMBER, "layout": also(CHOICE, None)},
-    ),
-    "Rope": Target(
-        lambda **options: ropelab.Rope(**options).tables(5, device="cpu"),
-        {"inverse_frequencies": THETA, "attention_factor": 1.5, "head_dim": 16, "layout": "split_half",
-         "out_layout": "interleaved", "axes": (0, 1) * 4, "max_seq_len": 128},
-        {"inverse_frequencies": Kind([*NO_TENSORS, THETA.long(), THETA[None], THETA.to("meta"), THETA[:0], THETA * NAN,
-                                      THETA.clone().requires_grad_()]),
-         "attention_factor": NUMBER, "head_dim": but(also(INTEGER, 8), None), "layout": also(CHOICE, None),
-         "out_layout": CHOICE, "axes": but(also(INTEGERS, (0, 1)), None), "max_seq_len": but(also(INTEGER, 0), None)},
-    ),
-    "Rope.at_length": Target(
-        lambda **options: ropelab.rope_from_config(CONFIG | {"rope_scaling": {"type": "dynamic", "factor": 2.0}})
-        .at_length(**options).inverse_frequencies,
-        {"seq_len": 200}, {"seq_len": INTEGER},
-    ),
-    "Rope.tables": Target(
-        with_rope(ropelab.Rope.tables),
-        {"seq_len": 5, "positions": torch.zeros(3, 4, dtype=torch.long), "dtype": torch.float32, "device": "cpu"},
-        {"seq_len": INTEGER, "positions": also(POSITIONS, lambda x: x[:2]),
-         "dtype": DTYPE, "device": DEVICE},
-    ),
-    "Rope.frequencies": Target(
-        lambda **options: ropelab.Rope(THETA).frequencies(**options), {"device": "cpu"}, {"device": DEVICE}
-    ),
     "sections": Target(sections, {"widths": (2, 3)}, {"widths": also(INTEGERS, (0, 0))}),
     "interleaved_sections": Target(interleaved_sections, {"widths": (2, 2)}, {"widths": also(INTEGERS, (1, 9))}),
-    "mrope_axes": Target(
-        ropelab.mrope_axes, {"mrope_section": (2, 3, 3), "mrope_interleaved": False},
-        {"mrope_section": INTEGERS, "mrope_interleaved": FLAG},
-    ),
-    "apply_rope, several axes": Target(
-        ropelab.apply_rope,
-        {"q": Q, "k": K, "cos": COS, "sin": SIN, "positions": torch.arange(8).view(2, 4) % 5,
-         "axes": (0, 0, 1, 1, 0, 0, 1, 1)},
-        {"q": TENSOR, "k": KEY, "cos": TABLE, "sin": TABLE,
-         "positions": also(POSITIONS, None, FEWER, ELSEWHERE, lambda x: x[:0], lambda x: x[:1]),
-         "axes": also(but(INTEGERS, None), [0, 0, 1, 1, 0, 0, 1, 2], torch.zeros(8), [0, 1])},
-    ),
-    "grid_positions": Target(
-        grid, {"sizes": (2, 3), "start": 1, "centred": (1,), "device": "cpu"},
-        {"sizes": Kind([(), (2.5,), (-1, 2), (True, 2), ("2", 3), (None,), ((2, 3),), (NAN,)], [lambda x: [np.int64(i) for i in x]]), "start": SIGNED,
-         "centred": also(but(INTEGERS, []), (2,), (-1,)), "device": DEVICE},
-    ),
-    "text_positions": Target(
-        ropelab.text_positions, {"tokens": 4, "start": 2, "axes": 3, "device": "cpu"},
-        {"tokens": INTEGER, "start": SIGNED, "axes": also(INTEGER, 0), "device": DEVICE},
-    ),
-    "convert_layout": Target(
-        ropelab.convert_layout,
-        {"x": torch.arange(96.0).view(48, 2), "head_dim": 16, "source": "split_half", "target": "interleaved", "rotary_slice": (4, 12),
-         "heads": 2},
-        {"x": Kind([*NO_TENSORS, torch.tensor(1.0), torch.ones(17), sparse(Q[0, 0])]), "head_dim": also(INTEGER, 0, 5, 7),
-         "heads": also(but(INTEGER, None), 4),
-         "source": also(CHOICE, None), "target": also(CHOICE, None), "rotary_slice": SLICE},
-    ),
     "permutation": Target(
         permutation, {"rotary_dim": 8, "source": "split_half", "target": "interleaved"},
         {"rotary_dim": also(INTEGER, 0, 7), "source": also(CHOICE, None), "target": also(CHOICE, None)},
-    ),
-    "PackedSequences": Target(
-        packed,
-        {"cu_seqlens": CU, "total_tokens": 10, "offsets": 3, "cp_size": 1, "cp_rank": 0, "chunks": "dual"},
-        {"cu_seqlens": also(POSITIONS, None, torch.tensor([], dtype=torch.long), torch.tensor([1, 4]), torch.tensor([0, 40])),
-         "total_tokens": INTEGER, "offsets": also(SIGNED, torch.tensor([1.0, 2.0]), torch.tensor([1])),
-         "cp_size": also(INTEGER, 0), "cp_rank": also(INTEGER, 1), "chunks": also(CHOICE, None)},
-    ),
-    "context_parallel_positions": Target(
-        ropelab.context_parallel_positions,
-        {"seq_len": 8, "cp_size": 2, "cp_rank": 1, "chunks": "dual", "device": "cpu"},
-        {"seq_len": also(INTEGER, 7), "cp_size": also(INTEGER, 0), "cp_rank": also(but(INTEGER, 2), 2),
-         "chunks": also(CHOICE, None), "device": DEVICE},
-    ),
-    "RotaryEmbedding": Target(
-        lambda **options: RotaryEmbedding(**options)(Q, K),
-        {"rope": ropelab.Rope(THETA), "seq_format": "bshd", "dtype": torch.float32},
-        {"rope": Kind([None, THETA, CONFIG, "rope", ropelab.Rope]), "seq_format": also(CHOICE, None), "dtype": DTYPE},
-    ),
-    "RotaryEmbedding.forward": Target(
-        rotary, {"q": Q, "k": K, "offsets": 3, "seq_len": 8},
-        {"q": TENSOR, "k": KEY, "offsets": also(SIGNED, torch.tensor([1.0, 2.0]), torch.tensor([1])),
-         "seq_len": but(INTEGER, None)},
-    ),
-    "RotaryEmbedding.forward, lengths unsaid": Target(
-        rotary, {"q": Q, "k": K, "offsets": 3},
-        {"q": TENSOR, "k": KEY, "offsets": also(SIGNED, torch.tensor([1.0, 2.0]), torch.tensor([1]))},
-    ),
-    "RotaryEmbedding.forward, positions": Target(
-        rotary, {"q": Q, "k": K, "positions": torch.arange(4)},
-        {"positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 2**40), torch.full((4,), -(2**63)))}, names=("seq_len",),
-    ),
-    "RotaryEmbedding.tables": Target(
-        lambda **options: RotaryEmbedding(ropelab.Rope(THETA)).tables(**options), {"seq_len": 5, "device": "cpu"},
-        {"seq_len": also(INTEGER, 4096 * 4 / 3), "device": DEVICE},
     ),
     "rope_from_config": Target(
         from_config,
@@ -404,127 +270,6 @@ TARGETS = {
          "layer_type": "full_attention", "layout": "split_half", "seq_len": 200},
         {"config": Kind([None, "llama", 3, [], {}, SimpleNamespace(), object()]),
          "layer_type": also(CHOICE, "sliding_atention"), "layout": also(CHOICE, "interleaved"), "seq_len": but(INTEGER, None)},
-    ),
-    "rope_and_cache": Target(
-        in_place(ropelab.rope_and_cache, "key_cache", "value_cache", "q_out", "k_out", "v_out"),
-        OPTIONS | {"q": Q[0], "k": K[0], "v": K[1], "key_cache": CACHE, "value_cache": CACHE + 1, "cos": COS, "sin": SIN,
-         "q_weight": COS[0].repeat(2), "k_weight": SIN[1].repeat(2), "eps": 1e-6, "weight_offset": 1.0,
-         "layout": "split_half", "seq_format": "thd", "rotary_slice": (0, 16), "q_out": Q[0] + 1, "k_out": K[0] + 1,
-         "v_out": K[1] + 1},
-        {"q": TENSOR, "k": TENSOR, "v": TENSOR, "key_cache": CACHES, "value_cache": CACHES, "slot_mapping": SLOT_MAPPING,
-         "positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 8)), "cos": TABLE, "sin": TABLE,
-         "q_weight": WEIGHT, "k_weight": WEIGHT, "eps": but(NUMBER, 0.0), "weight_offset": but(NUMBER, 0.0, -1.0),
-         "layout": CHOICE, "seq_format": also(CHOICE, "bshd"), "rotary_slice": SLICE, "q_out": OUTPUT, "k_out": OUTPUT,
-         "v_out": OUTPUT},
-    ),
-    "rope_and_cache, 8-bit floats": Target(
-        lambda **options: ropelab.rope_and_cache(**options).float(),
-        OPTIONS | {"q": Q[0], "k": K[0], "v": K[1], "key_cache": CACHE.to(torch.float8_e5m2), "cos": COS, "sin": SIN,
-         "value_cache": CACHE.to(torch.float8_e4m3fn), "k_scale": torch.ones(1), "v_scale": torch.tensor(0.5)},
-        {"k_scale": SCALE, "v_scale": SCALE},
-    ),
-    "rope_and_cache, made scales": Target(
-        in_place(ropelab.rope_and_cache, "q_scale_out", "k_scale_cache", "v_scale_cache"),
-        OPTIONS | {"q": Q[0], "k": K[0], "v": K[1], "key_cache": CACHE.to(torch.float8_e5m2), "cos": COS, "sin": SIN,
-         "value_cache": CACHE.to(torch.float8_e4m3fn), "q_out": Q[0].to(torch.float8_e4m3fn),
-         "q_scale_out": Q[0, ..., 0] + 1, "k_scale_cache": CACHE[..., 0], "v_scale_cache": CACHE[..., 1]},
-        {"q_scale_out": OUTPUT, "k_scale_cache": OUTPUT, "v_scale_cache": OUTPUT},
-    ),
-    "qkv_rope": Target(
-        ropelab.qkv_rope,
-        PROJECTION | {"q_weight": COS[0].repeat(2), "k_weight": SIN[1].repeat(2), "eps": 1e-6, "bias": QKV[2],
-         "positions": torch.arange(4), "rotary_slice": (0, 16)},
-        {"x": TENSOR, "weight": also(TENSOR, FEWER, lambda x: x[:-1]), "bias": also(but(TENSOR, None, nested), FEWER),
-         "q_heads": also(INTEGER, 0, 4), "k_heads": also(INTEGER, 0, 2), "cos": TABLE, "sin": TABLE, "q_weight": WEIGHT,
-         "k_weight": WEIGHT, "eps": but(NUMBER, 0.0), "layout": CHOICE, "seq_format": also(CHOICE, "bhsd"),
-         "positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 8)), "rotary_slice": SLICE},
-    ),
-    "qkv_rope, three weights": Target(
-        ropelab.qkv_rope,
-        PROJECTION | {"weight": QKV.T.split((48, 16, 16)), "bias": QKV[2].split((48, 16, 16)), "offsets": 1},
-        {"weight": Kind([lambda x: x[:2], lambda x: (*x[:2], None), lambda x: (*x[:2], x[1].double()),
-                         lambda x: (x[1], *x[1:]), lambda x: (*x[:2], x[2][:-1])], [list]),
-         "bias": Kind([lambda x: x[:2], lambda x: (*x[:2], None), lambda x: (*x[:2], x[0])], [list]),
-         "offsets": but(INTEGER, -5)},
-    ),
-    "qkv_rope_and_cache": Target(
-        in_place(ropelab.qkv_rope_and_cache, "key_cache", "value_cache"),
-        PROJECTION | OPTIONS | {"x": Q[0, :, 0, :4], "seq_format": "thd", "key_cache": CACHE, "value_cache": CACHE + 1},
-        {"x": TENSOR, "weight": TENSOR, "key_cache": CACHES, "value_cache": CACHES, "slot_mapping": SLOT_MAPPING,
-         "q_heads": INTEGER, "cos": TABLE, "layout": CHOICE, "seq_format": also(CHOICE, "bhsd", "bshd")},
-    ),
-    "mla_rope_and_cache": Target(
-        in_place(ropelab.mla_rope_and_cache, "kv_cache", "q_out", "k_out"),
-        OPTIONS | {"q_pe": Q[0, ..., :8], "k_pe": K[0, :, 0, :8], "kv_c": K[1, :, 0, :12], "kv_cache": LATENT,
-         "cos": COS[:, ::2], "sin": SIN[:, ::2], "layout": "interleaved", "q_out": Q[1, ..., :8] + 1,
-         "k_out": K[1, :, 0, :8] + 1},
-        {"q_pe": TENSOR, "k_pe": TENSOR, "kv_c": TENSOR, "kv_cache": CACHES, "slot_mapping": SLOT_MAPPING,
-         "positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 8)), "cos": TABLE, "sin": TABLE,
-         "layout": CHOICE, "q_out": OUTPUT, "k_out": OUTPUT},
-    ),
-    "rotate_cached_keys": Target(
-        in_place(ropelab.rotate_cached_keys, "key_cache"),
-        {"key_cache": CACHE + 1, "slots": SLOTS, "deltas": torch.arange(4), "cos": COS, "sin": SIN, "layout": "split_half",
-         "rotary_slice": (0, 16)},
-        {"key_cache": but(CACHES, FEWER), "slots": also(SLOT_MAPPING, torch.tensor([0, 1, 1, 2])),
-         "deltas": DELTAS, "cos": TABLE, "sin": TABLE, "layout": CHOICE, "rotary_slice": SLICE},
-    ),
-    "rotate_cached_keys, 8-bit floats": Target(
-        lambda **options: in_place(ropelab.rotate_cached_keys, "k_scale_cache", "key_cache")(**options)[0],
-        {"key_cache": (CACHE + 1).to(torch.float8_e4m3fn), "slots": SLOTS, "deltas": -2, "cos": COS, "sin": SIN,
-         "k_scale_cache": CACHE[..., 0] + 1},
-        {"deltas": Kind([None, "3", 2.5, 2.0, NAN, True, [2], 8, 2**63], [np.int64]), "k_scale_cache": OUTPUT},
-    ),
-    "rope_and_quantize": Target(
-        lambda **options: [x.float() for x in ropelab.rope_and_quantize(**options)],
-        {"x": Q[0], "cos": COS, "sin": SIN, "positions": torch.arange(4), "groups": 3, "block_dim": 8,
-         "scale_dtype": torch.float32, "amax_epsilon": 1e-4, "round_first": True, "inverse": True, "rotary_slice": (0, 16)},
-        {"x": TENSOR, "cos": TABLE, "sin": TABLE, "positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 8)),
-         "groups": also(but(INTEGER, None), 2, 0), "block_dim": also(but(INTEGER), 3, 32), "scale_dtype": but(DTYPE, None), "amax_epsilon": NUMBER,
-         "round_first": FLAG, "inverse": FLAG, "rotary_slice": SLICE}, names=("scales",),
-    ),
-    "rope_and_quantize, results": Target(
-        lambda **options: [x.float() for x in ropelab.rope_and_quantize(**options)],
-        {"x": Q[0], "cos": COS, "sin": SIN, "block_dim": 8, "out": Q[:1, 0].flatten(1)[:, None].expand(4, 1, 48)
-         .to(torch.float8_e4m3fn), "scales": torch.ones(4, 1, 6)},
-        {"out": Kind([*NO_TENSORS[1:], torch.Tensor.float, torch.Tensor.half, FEWER, ELSEWHERE, lambda x: x[None]]),
-         "scales": Kind([*NO_TENSORS[1:], torch.Tensor.double, torch.Tensor.half, FEWER, ELSEWHERE, lambda x: x[None]])},
-    ),
-    "rope_and_quantize_indexer": Target(
-        lambda **options: [x.float() for x in ropelab.rope_and_quantize_indexer(**options)],
-        {"q": Q[0], "weights": COS[:4, :3], "cos": COS, "sin": SIN, "weight_scale": 0.5, "amax_epsilon": 1e-4,
-         "positions": torch.arange(4), "rotary_slice": (0, 16)},
-        {"q": TENSOR, "weights": also(TENSOR, FEWER), "cos": TABLE, "sin": TABLE, "amax_epsilon": NUMBER,
-         "weight_scale": but(NUMBER, 0.0, -1.0), "rotary_slice": SLICE,
-         "positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 8))},
-    ),
-    "rope_and_block_scaled_cache": Target(
-        in_place(ropelab.rope_and_block_scaled_cache, "kv_cache", "q_out"),
-        OPTIONS | {"q": Q[0].half(), "kv": Q[1, :, 0].half(), "kv_cache": torch.zeros(3, 112, dtype=torch.uint8),
-         "cos": COS[:, :4], "sin": SIN[:, :4], "eps": 1e-6, "block_size": 4, "block_dim": 8, "rotary_slice": (8, 16),
-         "q_out": Q[0].half() + 1},
-        {"q": TENSOR, "kv": TENSOR, "slot_mapping": SLOT_MAPPING, "cos": TABLE, "sin": TABLE,
-         "kv_cache": Kind([*NO_TENSORS, torch.Tensor.float, torch.Tensor.char, FEWER, ELSEWHERE, lambda x: x[None]]),
-         "positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 8)), "eps": but(NUMBER, 0.0),
-         "block_size": also(INTEGER, 0, 5), "block_dim": also(but(INTEGER), 3, 16), "rotary_slice": but(SLICE),
-         "q_out": OUTPUT},
-    ),
-    "assemble_mla": Target(
-        ropelab.assemble_mla,
-        {"q": Q, "kv": torch.cat((Q, Q), -1)[..., :20], "k_pe": K[..., :8], "cos": COS[:, ::2], "sin": SIN[:, ::2],
-         "layout": "interleaved", "out_layout": "split_half", "seq_format": "bshd", "positions": torch.arange(4),
-         "inverse": False, "inplace": False, "copy_value": True},
-        {"q": also(TENSOR, lambda x: x[:1], lambda x: x[:, :3], lambda x: x[:, :, :2], lambda x: x.half()),
-         "kv": TENSOR, "k_pe": TENSOR, "cos": TABLE, "sin": TABLE, "layout": CHOICE, "out_layout": but(CHOICE, None), "seq_format": also(CHOICE, "thd"),
-         "positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 8)), "inverse": FLAG, "inplace": FLAG,
-         "copy_value": FLAG},
-    ),
-    "rotate_mla_query": Target(
-        in_place(ropelab.rotate_mla_query, "q"),
-        {"q": Q, "nope_dim": 8, "cos": COS[:, ::2], "sin": SIN[:, ::2], "offsets": 1, "layout": "interleaved",
-         "out_layout": "split_half", "inplace": True, "consume": True},
-        {"q": TENSOR, "nope_dim": also(INTEGER, 7, 16, 17), "cos": TABLE, "sin": TABLE, "offsets": but(INTEGER, -1, -5),
-         "inplace": FLAG, "consume": FLAG},
     ),
     "megatron.fused_mla_rope_kv_split": Target(
         megatron.fused_mla_rope_kv_split,

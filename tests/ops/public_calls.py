@@ -5,6 +5,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
+import numpy as np
 import torch
 
 import ropelab
@@ -54,7 +55,7 @@ def use_backend(**arguments: Any) -> None:
 
 @wraps(ropelab.grid_positions)
 def grid_positions(*, sizes: Any, **options: Any) -> torch.Tensor:
-    return ropelab.grid_positions(*(sizes if isinstance(sizes, (tuple, list)) else (sizes,)), **options)
+    return ropelab.grid_positions(*(sizes if isinstance(sizes, (tuple, list, np.ndarray)) else (sizes,)), **options)
 
 
 PUBLIC = {
@@ -203,8 +204,8 @@ PUBLIC = {
     ),
     "axial_rope": of(ropelab.axial_rope, "huge", axes_dims=(4, 6), base=1e4, layout="interleaved"),
     "Rope": of(
-        ropelab.Rope, "huge", inverse_frequencies=THETA, attention_factor=1.5, head_dim=24, first_feature=8,
-        layout="split_half", out_layout="interleaved", axes=(0, 1) * 4, max_seq_len=128,
+        ropelab.Rope, "huge", "axes beyond integers", inverse_frequencies=THETA, attention_factor=1.5, head_dim=24,
+        first_feature=8, layout="split_half", out_layout="interleaved", axes=(0, 1) * 4, max_seq_len=128,
     ),
     "Rope.tables": of(
         ropelab.axial_rope((4, 6, 6)).tables, "beyond", seq_len=5, positions=torch.zeros(3, 4, dtype=torch.long),
@@ -235,8 +236,9 @@ PUBLIC = {
     "RotaryEmbedding.tables": of(ROTARY.tables, seq_len=5, device="cpu"),
     "RotaryEmbedding.prepare": of(ROTARY.prepare, seq_len=5, device="cpu"),
     "convert_layout": of(
-        ropelab.convert_layout, "on meta", "bool", "of another dtype", "of 8 bits", x=torch.arange(96.0).view(48, 2),
-        head_dim=16, source="split_half", target="interleaved", rotary_slice=(4, 12), heads=2,
+        ropelab.convert_layout, "on meta", "bool", "complex", "of another dtype", "of 8 bits",
+        x=torch.arange(96.0).view(48, 2), head_dim=16, source="split_half", target="interleaved", rotary_slice=(4, 12),
+        heads=2,
     ),
     "mrope_axes": of(ropelab.mrope_axes, mrope_section=(2, 3, 3), mrope_interleaved=False),
     "grid_positions": of(grid_positions, "below 0", sizes=(2, 3), start=1, centred=(1,), device="cpu"),
@@ -251,7 +253,7 @@ PUBLIC = {
     "context_parallel_positions": of(
         ropelab.context_parallel_positions, seq_len=8, cp_size=2, cp_rank=1, chunks="dual", device="cpu"
     ),
-    "use_backend": of(use_backend, name="torch"),
+    "use_backend": of(use_backend, "an array", name="torch"),
 }  # fmt: skip
 
 

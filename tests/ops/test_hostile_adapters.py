@@ -14,6 +14,7 @@ import ropelab
 from tests.ops.boundaries import BOUNDARIES
 from tests.ops.hostile_adapters import (
     ADAPTERS,
+    CONTEXTS,
     OF_ANOTHER_TYPE,
     SOME_FIT,
     aliased,
@@ -21,10 +22,12 @@ from tests.ops.hostile_adapters import (
     changed,
     contents,
     copied,
+    equivalents,
     tensors,
 )
 from tests.ops.hostile_calls import CONFIG
 from tests.ops.public_calls import OPERATIONS, PUBLIC, functions
+from tests.ops.specs import same
 from tests.support import forget
 
 CALLS = PUBLIC | ADAPTERS
@@ -80,6 +83,51 @@ def test_a_boundary_is_refused_by_name_and_nothing_is_written(torch_backend, mon
         if (found := outcome(function, call, argument=named)) != "refused":
             wrong.append(f"row {next(i for i, x in enumerate(BOUNDARIES[name]) if x is row)}, {[*row[0]]}: {found}")
     assert not wrong, f"{len(wrong)} calls:\n" + "\n".join(wrong)
+
+
+def visible(found):
+    """The tensors of a result, also of a module or a rope."""
+    if isinstance(found, (tuple, list)):
+        return [x for part in found for x in visible(part)]
+    if isinstance(found, ropelab.PackedSequences):
+        return [found.positions]
+    if isinstance(found, (torch.Tensor, int)):
+        return [found if isinstance(found, torch.Tensor) else torch.tensor(found, device="cpu")]
+    return [] if found is None else list(found.tables(5, device="cpu"))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_value_written_in_another_way_is_the_same(torch_backend, name):
+    function, arguments, free = PUBLIC[name]
+    expected = visible(function(**arguments()))
+    for argument, value in arguments().items():
+        for other in equivalents(value) if argument != "frequencies" else ():
+            assert same(visible(function(**arguments() | {argument: other})), expected), f"{argument} = {other!r}"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_defaults_of_torch_change_nothing(torch_backend, name):
+    """The first call in a context builds objects that must be right inside and outside of the context."""
+    function, arguments, _ = PUBLIC[name]
+    before = visible(function(**arguments()))
+    for context, entered in CONTEXTS.items():
+        given = [arguments() for _ in range(3)]
+        with entered():
+            found = [visible(function(**call)) for call in given[:2]]
+        assert all(same(y, before) for y in (*found, visible(function(**given[2])))), context
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name.partition(", ")[0] in OPERATIONS])
+def test_defaults_of_torch_change_no_launch(name, monkeypatch):
+    """A launch that is prepared in a context serves later calls; each call has one of the contexts."""
+    forget(monkeypatch)
+    function, arguments, _ = PUBLIC[name]
+    given = [arguments() for _ in range(3)]
+    with [*CONTEXTS.values()][list(PUBLIC).index(name) % len(CONTEXTS)]():
+        found = visible(function(**given[0]))
+    later = visible(function(**given[1]))
+    forget(monkeypatch)
+    assert same(found, later) and same(later, visible(function(**given[2])))
 
 
 FEW = {"cos": torch.ones(4, 2), "sin": torch.ones(4, 2)}

@@ -1,12 +1,11 @@
 """Invalid calls are refused by name, and valid calls are served, however their values are written."""
 
 import re
-from contextlib import contextmanager
 from functools import cache
 
 import pytest
-import torch
 
+from tests.ops.hostile_adapters import CONTEXTS
 from tests.ops.hostile_calls import TARGETS, calls, equal, names, run
 from tests.support import forget
 
@@ -44,24 +43,6 @@ def test_a_value_written_in_another_way_is_the_same(torch_backend, target):
         assert equal(run(call), expected(target)), str(call)
 
 
-@contextmanager
-def default_dtype(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-CONTEXTS = {
-    "device meta": lambda: torch.device("meta"),
-    "float64": lambda: default_dtype(torch.float64),
-    "bfloat16": lambda: default_dtype(torch.bfloat16),
-    "inference mode": torch.inference_mode,
-}
-
-
 @pytest.mark.parametrize("target", VALID)
 def test_defaults_of_torch_change_nothing(torch_backend, target):
     """The first call in a context builds objects that must be right inside and outside of the context."""
@@ -70,16 +51,3 @@ def test_defaults_of_torch_change_nothing(torch_backend, target):
         with entered():
             found = [function(**arguments) for _ in range(2)]
         assert all(equal(y, expected(target)) for y in (*found, function(**arguments))), context
-
-
-@pytest.mark.parametrize("target", VALID)
-def test_defaults_of_torch_change_no_launch(target, monkeypatch):
-    """A launch that is prepared in a context serves later calls; each target has one of the contexts."""
-    forget(monkeypatch)
-    function, arguments, *_ = TARGETS[target]
-    with [*CONTEXTS.values()][VALID.index(target) % len(CONTEXTS)]():
-        found = function(**arguments)
-    later = function(**arguments)
-    forget(monkeypatch)
-    before = function(**arguments)
-    assert equal(found, before) and equal(later, before)
