@@ -36,7 +36,7 @@ def imported(code: str) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names.add(node.module)
-    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"ropelab", "tests"}
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"ropelab", "pytest_ropelab", "tests"}
 
 
 def normal(requirement: str) -> str:

@@ -7,9 +7,9 @@ import re
 from types import SimpleNamespace
 
 import torch
-from compile_kernel import compiled
 
 from ropelab.bench import varlen_models
+from tests.compile.compile_kernel import compiled
 
 HEAD_DIM = 128
 
