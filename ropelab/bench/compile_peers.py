@@ -76,17 +76,26 @@ class Compiled:
                 name, _, version = folder.partition("/")[0].rpartition("-")
                 packages.locate(name, version, peers)
 
+    @property
+    def made_with(self) -> dict[str, object]:
+        """What the library is made with, besides the source and the compiler."""
+        parts = [WRAPPERS / name for name in (self.wrapper, "view.h", self.stand_in) if name]
+        wrapper = hashlib.sha256(b"".join(path.read_bytes() for path in parts))
+        return {"options": ["-O3", *self.options], "wrapper_sha256": wrapper.hexdigest()}
+
     def about(self, nvcc: str, library: Path) -> dict[str, object]:
         """What the library was made with, and its checksum."""
         asked = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
-        parts = [WRAPPERS / name for name in (self.wrapper, "view.h", self.stand_in) if name]
-        wrapper = hashlib.sha256(b"".join(path.read_bytes() for path in parts))
         return {
             "sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
             "compiler": (asked.strip().splitlines() or [Path(nvcc).name])[-1],
-            "options": ["-O3", *self.options],
-            "wrapper_sha256": wrapper.hexdigest(),
+            **self.made_with,
         }
+
+    def is_made(self, peers: Path, arch: str) -> bool:
+        """Whether the library is there, made with what the list says today."""
+        about = self.path(peers, arch).with_suffix(".json")
+        return about.is_file() and self.made_with.items() <= json.loads(about.read_text(encoding="utf-8")).items()
 
     def command(self, nvcc: str, peers: Path, arch: str, folder: Path, target: Path) -> list[str]:
         """The command that compiles the library. ``folder`` gets the headers that are stood in for."""
@@ -178,11 +187,11 @@ def _say(text: str) -> None:
 
 
 def compile_listed() -> None:
-    """Compile what is missing of the whole list, for the first GPU; without a GPU nothing."""
+    """Compile what is missing or was made otherwise of the whole list, for the first GPU; without a GPU nothing."""
     arch = architecture()
     if arch is None:
         return
-    missing = [library for library in read_list() if not library.path(PEERS, arch).with_suffix(".json").is_file()]
+    missing = [library for library in read_list() if not library.is_made(PEERS, arch)]
     nvcc = compiler()
     if missing and nvcc is None:
         _say(f"there is no nvcc, so {len(missing)} published sources are not compiled, and the study goes on")

@@ -82,6 +82,14 @@ def test_a_library_gets_its_name_when_it_is_whole(peers, nvcc, capsys):
         assert text.count(f'#include "{compile_peers.WRAPPERS / library.stand_in}"') == len(library.headers)
 
 
+def test_a_library_that_was_made_with_other_options_is_made_anew(peers, nvcc):
+    (library,) = (one for one in LIBRARIES if "-DNDEBUG" in one.options and one.name.startswith("transformer"))
+    compile_peers.compile_all([replace(library, options=["-std=c++17"])], peers, nvcc, "sm_90")
+    assert not library.is_made(peers, "sm_90") and not library.is_made(peers, "sm_100")
+    compile_peers.compile_all([library], peers, nvcc, "sm_90")
+    assert library.is_made(peers, "sm_90") and "-DNDEBUG" in library.path(peers, "sm_90").read_text()
+
+
 def test_what_is_not_there_is_told(peers, nvcc, capsys):
     library = LIBRARIES[0]
     (peers / library.source).unlink()

@@ -66,19 +66,19 @@ def said(row: dict) -> tuple[str, str]:
     """The verdict in two sentences: the outcome, and the decisive numbers, or else the claim in our words."""
     lead = f"It cannot be told whether the claim holds: that would need {row['needs']}"
     if row["outcome"] != Outcome.UNTOLD:
-        lead = f"The claim {_in_words(row['words'])}"
+        lead = _in_words(row["words"]).capitalize()
     if (commit := re.search(r"the verdict of commit (\w+)", row["remarks"])) is not None:
         lead += f" (recorded at {commit[1]}, without its figures)"
     if row.get("on"):
         lead += f", on the document's GPU, an {row['on']}"
-    if row["remarks"].startswith(WEAK):
+    if row["remarks"].startswith(WEAK) and row["outcome"] != Outcome.UNTOLD:
         lead += ", on weak evidence"
     return f"{lead}.", row["says"] or ("" if row["outcome"] == Outcome.HOLDS else "It says: ") + row["statement"]
 
 
 def _in_words(words: str) -> str:
-    """The outcome as the end of a sentence that begins with the claim."""
-    return f"has an effect that is {words}" if words.startswith(("larger", "smaller")) else words
+    """The outcome as a sentence."""
+    return f"the effect is {words}" if words.startswith(("larger", "smaller")) else f"the claim {words}"
 
 
 def _elsewhere(row: dict, gpu: str) -> str:
@@ -90,7 +90,7 @@ def _elsewhere(row: dict, gpu: str) -> str:
     rows = kept.read()
     rows = rows[(rows.id == row["id"]) & (rows.gpu != gpu) & (rows.words != Outcome.UNTOLD)].itertuples()
     said = [
-        f"On an {short(one.gpu)} it {_in_words(one.words)}."
+        f"On an {short(one.gpu)} {_in_words(one.words)}."
         for one in rows
         if outcome(one.words) != outcome(row["words"])
     ]

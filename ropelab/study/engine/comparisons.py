@@ -277,7 +277,7 @@ def judged(
         found, said = test.judge(frames, needs, own_gpu=own_gpu, off=off)
         cells += found
         words.append(said)
-    missing = f"{judging.NARROWER} than here: {needs}"
+    missing = f"{judging.NARROWER} than those of {needs}"
     if off:
         missing = f"a build of the published code that takes the time of the published library (ours is {off:.1%} off)"
     return replace(judging.counted(cells, quantifier, missing), measured="; ".join(words))
