@@ -90,9 +90,7 @@ def _elsewhere(row: dict, gpu: str) -> str:
     rows = kept.read()
     rows = rows[(rows.id == row["id"]) & (rows.gpu != gpu) & (rows.words != Outcome.UNTOLD)].itertuples()
     said = [
-        f"On an {short(one.gpu)} {_in_words(one.words)}."
-        for one in rows
-        if outcome(one.words) != outcome(row["words"])
+        f"On an {short(one.gpu)} {_in_words(one.words)}." for one in rows if outcome(one.words) != outcome(row["words"])
     ]
     return " ".join(said if row["outcome"] != Outcome.UNTOLD else [])
 
