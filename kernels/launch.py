@@ -61,12 +61,12 @@ class Launch:
         """The last arguments of the kernel, in its order."""
         self._compiled: dict[tuple[bool, ...], Start] = {}
 
-    def __call__(self, tensors: tuple[torch.Tensor | None, ...], *numbers: int) -> None:
+    def __call__(self, tensors: tuple[torch.Tensor | None, ...], *numbers: Any) -> None:
         """Launch on the current stream of the tensors' device.
 
         Args:
             tensors: a plain tuple of tensors in the order of ``strides``; None for a tensor that the call lacks.
-            numbers: the first numbers of the kernel.
+            numbers: the first numbers of the kernel, and its descriptors.
         """
         index = self.device_index
         if index is not None and index != _current_device():
@@ -79,7 +79,7 @@ class Launch:
         else:
             start(tensors, addresses, numbers)
 
-    def _compile(self, tensors: tuple, numbers: tuple[int, ...], aligned: tuple[bool, ...]) -> Start:
+    def _compile(self, tensors: tuple, numbers: tuple, aligned: tuple[bool, ...]) -> Start:
         """Launch through Triton's JIT, and return a function that launches for arguments of the same alignments."""
         *others, choices = self.fixed
         fixed = (*others, replace(choices, ALIGNED=False)) if aligned else self.fixed

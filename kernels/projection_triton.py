@@ -15,6 +15,7 @@ because the columns of a whole head would not fit beside the operands. Columns t
 from dataclasses import dataclass
 from functools import cache
 from math import pi
+from typing import Any
 
 import torch
 import triton
@@ -420,7 +421,8 @@ def plan_project(
     """The launch that `project` makes for tensors like these; see `rotate_triton.plan_rotate`."""
     sequences, seq_len, _, head_dim = t.qkv.shape
     tokens, (width, inputs), has_cache = sequences * seq_len, t.weight.shape, t.slots is not None
-    strides = strides_of(t._replace(x=None, weight=None, qkv=t.qkv if has_cache else None))
+    at: Any = t
+    strides = strides_of(at._replace(x=None, weight=None, qkv=t.qkv if has_cache else None))  # others have descriptors
     if t.positions is not None:
         strides = strides._replace(positions=(0, *t.positions.stride()[1:]))
         if t.positions.stride(0):  # the positions of all sequences are one row

@@ -199,7 +199,7 @@ def qkv_rope_and_cache(
         q, angles, eps = None, given_angles(cos, sin, frequencies), single("eps", eps, at_least=0)
         where = located(x.unsqueeze(-1), angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
         if alone:
-            q = run_into_cache(x, weights[0], *(biases or (None,)), norms, where, heads, eps, caches)
+            q = run_into_cache(x, weights[0], biases[0] if biases else None, norms, where, heads, eps, caches)
         if q is not None:
             return q
         check_served(path)

@@ -30,10 +30,14 @@ Tensors: TypeAlias = tuple[Any, ...]
 class Prepared(NamedTuple):
     """What a key keeps: a launch, the check of the memory that it writes, and the tokens of a sequence."""
 
-    launch: Callable[[Tensors, int, int], Any] | None
-    """``launch(tensors, first_position, table_rows)``; None where the kernel does not serve the calls"""
+    launch: Callable[[Tensors, int, int], Any]
+    """``launch(tensors, first_position, table_rows)``"""
     check_memory: DisjointCheck | None
     seq_len: int
+
+
+REFUSED = Prepared(lambda tensors, first_position, table_rows: None, None, 0)
+"""What the key of calls keeps that the kernel does not serve."""
 
 
 class PreparedCalls(dict[Hashable, Prepared]):
@@ -107,7 +111,7 @@ class Operation:
         except (AttributeError, IndexError, RuntimeError, TypeError):  # the checks name the argument that is wrong
             key = prepared = None
         check_memory = None if prepared is None else prepared.check_memory
-        if prepared is not None and prepared.launch is None:
+        if prepared is REFUSED:
             return None
         if prepared is None:
             self.check_plain(given, where)
@@ -129,9 +133,10 @@ class Operation:
             tensors = *given, *made, *angles.for_kernels, positions
             if prepared is None:
                 seq_len = given[0].shape[SEQ_AXIS[options.seq_format]]
-                prepared = Prepared(self.prepare(tensors, where, *numbers), check_memory, seq_len)
+                launch = self.prepare(tensors, where, *numbers)
+                prepared = REFUSED if launch is None else Prepared(launch, check_memory, seq_len)
                 prepared_calls.keep(key, prepared)
-                if prepared.launch is None:
+                if launch is None:
                     return None
             if writes:  # autograd does not see a kernel write, and a function that saved a tensor must fail
                 increment_version(written)
@@ -151,8 +156,12 @@ class Operation:
         written = {name: named.pop(name) for name in self.names[: self.writes]}
         return DisjointCheck(written, {**named, **where.read}, self.same, self.condition)
 
-    def prepare(self, tensors: Tensors, where: Where, *numbers: Hashable) -> Callable[[Tensors, int, int], None] | None:
-        """Choose how calls with these properties run. The function keeps no tensor of this call alive."""
+    def prepare(self, tensors: Tensors, where: Where, *numbers: Hashable) -> Any:
+        """Choose how calls with these properties run; None where the kernel does not serve them.
+
+        Returns:
+            ``launch(tensors, first_position, table_rows)``, which keeps no tensor of this call alive.
+        """
         first = next(x for x in tensors if x is not None)
         module, rotation, arguments = backend(self.module, first), where.rotation, self.numbers(*numbers)
         options = where.options

@@ -15,7 +15,7 @@ path        runs                                                rounds a feature
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -151,7 +151,7 @@ def run_into_cache(
     """
     key_cache, value_cache, slots = cached
     given = key_cache, value_cache, x, weight, bias, slots, *norms
-    made = KERNEL(given, where, heads, None if norms[0] is None and norms[1] is None else Norm(eps))
+    made = KERNEL(given, where, heads, None if norms[0] is norms[1] is None else Norm(eps), _aligned(x, weight))
     return None if made is None else made[0]
 
 
@@ -179,7 +179,7 @@ def _projected(
         rows = angles.position_count
         key: Hashable | None = (
             call, options, len(weights), forced_backend(), angles.key(),
-            (x.data_ptr() | weights[0].data_ptr()) % 16 == 0,  # a kernel moves blocks at such addresses
+            _aligned(x, weights[0]),
             *[
                 None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.layout)
                 for t in (x, *weights, *biases, *norms, positions)
@@ -201,6 +201,11 @@ def _projected(
         several = [(_name(name, i, given), t) for name, given in named.items() for i, t in enumerate(given)]
         check_plain((*several, *zip(("q_weight", "k_weight"), norms, strict=True), *where.read.items()))
         raise
+
+
+def _aligned(x, weight) -> bool:
+    """Whether a kernel can move blocks of both, which begin at multiples of 16 bytes."""
+    return (x.data_ptr() | weight.data_ptr()) % 16 == 0
 
 
 def _prepared(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call) -> Prepared:
@@ -242,10 +247,10 @@ def _by_kernel(
         return None, None, x, weights[0], bias, None, q_weight, k_weight, y, cos, sin, positions
 
     if path == "quack":
-        launch = partial(_launch_quack, where.rotation, where.options, heads)
+        launch: Any = partial(_launch_quack, where.rotation, where.options, heads)
     else:
         tensors = tensors_of(x, weights, biases, *norms, *where.angles.for_kernels, where.positions)
-        launch = KERNEL.prepare(tensors, where, heads, norm)
+        launch = KERNEL.prepare(tensors, where, heads, norm, True)
 
     def run(given, first_position: int, rows: int):
         tensors = tensors_of(*given)
@@ -267,6 +272,7 @@ def _launch_quack(rotation: Rotation, options: Options, heads: Heads, tensors, f
 
 
 def _by_pass(x, norms: Norms, where: Where, heads: Heads, call: Call) -> Callable:
+    """The launch of the pass, behind the product of PyTorch."""
     shape, angles = (*x.shape[:-1], heads.q + 2 * heads.k, heads.dim), (*where.angles.for_kernels, where.positions)
     q, k, _ = heads.apart(x.new_empty(shape))
     made = (empty_heads(q), empty_heads(k)) if call.keep else (q, k)
@@ -312,14 +318,14 @@ def product(x, weights: Tensors, biases: Tensors, plain: bool = True) -> torch.T
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def _check_kernel(given, where: Where, heads: Heads, norm: Norm | None) -> None:
+def _check_kernel(given, where: Where, heads: Heads, norm: Norm | None, aligned: bool) -> None:
     key_cache, value_cache, x, _, _, slots, *norms = given
     (_, kv), q = _heads_like(x, heads), x.new_empty((*x.shape[:-1], heads.q, heads.dim))
     unused = (None,) * 6
     check_call((key_cache, value_cache, q, *unused, q, kv, kv, None, slots, *norms, None, None, None), where, norm)
 
 
-def _check_contents(given, where: Where, heads: Heads, norm: Norm | None) -> None:
+def _check_contents(given, where: Where, *numbers) -> None:
     key_cache, _, x, _, _, slots, *_ = given
     check_places(x.unsqueeze(-1), where)
     check_slots(slots, key_cache.shape[0] * key_cache.shape[1], "key_cache")
@@ -328,8 +334,8 @@ def _check_contents(given, where: Where, heads: Heads, norm: Norm | None) -> Non
 KERNEL = Operation(
     "projection", "project", ProjectionTensors,
     ("key_cache", "value_cache", "x", "weight", "bias", "slot_mapping", "q_weight", "k_weight"), _check_kernel,
-    lambda given, where, heads, norm: (given[2].new_empty((*given[2].shape[:-1], heads.q, heads.dim)),),
-    numbers=lambda heads, norm: (heads.q, heads.k, norm), check_contents=_check_contents, writes=2,
+    lambda given, where, heads, *numbers: (given[2].new_empty((*given[2].shape[:-1], heads.q, heads.dim)),),
+    numbers=lambda heads, norm, aligned: (heads.q, heads.k, norm), check_contents=_check_contents, writes=2,
 )  # fmt: skip
 """The kernel of the path "product". Calls without a cache only use how it is prepared."""
 

@@ -206,3 +206,19 @@ def test_a_warm_call_into_a_cache_makes_the_checks_of_memory_and_contents(torch_
     with pytest.raises(NotImplementedError, match="expected no transform of torch.func"):
         torch.func.vmap(lambda x: qkv_rope_and_cache(**given | {"x": x}, **HEADS, **TABLES, path=path))(X)
     assert torch.equal(qkv_rope_and_cache(**given, **HEADS, **TABLES, path=path), expected)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.parametrize("moved", ["x", "weight"])
+def test_blocks_at_other_addresses_than_multiples_of_16_are_not_moved(moved):
+    """The tensor memory accelerator cannot; both functions take the pass for them, whatever was warm."""
+    given = {"x": drawn(5, 48).half(), "weight": drawn(4 * 64, 48).half()}
+    cos, sin = ropelab.rotary_table(12, 64)
+    options = {"q_heads": 2, "k_heads": 1, "cos": cos, "sin": sin, "seq_format": "thd", "path": "product"}
+    caches = [torch.zeros(2, 4, 1, 64).half() for _ in range(2)]
+    cached = dict(zip(("key_cache", "value_cache", "slot_mapping"), (*caches, torch.arange(5)), strict=True))
+    for function, more in ((qkv_rope, {}), (qkv_rope_and_cache, cached)):
+        function(**given, **options, **more)
+        with pytest.raises(ValueError, match="path: expected 'auto' or 'pass'"):
+            function(**given | {moved: unaligned(given[moved])}, **options, **more)
+        function(**given, **options, **more)
