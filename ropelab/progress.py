@@ -31,6 +31,11 @@ class ProgressLine:
             self._last = time.monotonic()
             self._write(f"{text}\n")
 
+    def say(self, text: str) -> None:
+        """Write ``text`` above the line, at once."""
+        self.end()
+        self._write(f"{text}\n")
+
     def end(self) -> None:
         """Take the line off the terminal."""
         if self._terminal:

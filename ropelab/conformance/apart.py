@@ -21,12 +21,14 @@ class ProcessEnd:
         stopped: why the run ended before the last law; empty if it did not.
         refused: why the function could not be called at all, for a reason outside of the function; empty if it could.
         about: the declaration, name by name.
+        screen: `Screen.as_dict`; None for a right function, and if the run ended before it.
     """
 
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     stopped: str = ""
     refused: str = ""
     about: dict[str, Any] = field(default_factory=dict)
+    screen: dict[str, Any] | None = None
 
     @property
     def failed(self) -> list[str]:
@@ -43,7 +45,7 @@ class ProcessEnd:
         """Return the findings in the format of `Report.as_dict`."""
         stopped = self.stopped or self.refused
         results = [{key: value for key, value in result.items() if key != "words"} for result in self.results.values()]
-        return as_dict(self.verdict, self.about, results, stopped)
+        return as_dict(self.verdict, self.about, results, stopped, self.screen)
 
     def to_json(self) -> str:
         """Return `as_dict` as JSON."""
@@ -60,6 +62,7 @@ def hold_apart(
     law_names: list[str],
     limits: Limits,
     tell: Callable[[str, int], object] = lambda begun, held: None,
+    broke: Callable[[str], object] = lambda words: None,
 ) -> ProcessEnd:
     """Import a function and hold it to laws, in a new process. The output of the function goes to stderr.
 
@@ -69,16 +72,21 @@ def hold_apart(
         law_names: the names of the laws of that declaration; the run is complete if all of them have a result.
         limits: the limits of import and laws together.
         tell: called about every half second with the step that has begun and the number of laws with a result.
+        broke: called once, with the first law that does not hold and its counterexample, in words.
 
     Raises:
         OSError: the process could not be started.
     """
 
+    told: list[str] = []
+
     def tell_of_notes(notes: list[tuple[str, Any]]) -> None:
-        results = {value["law"]: value.get("status") for kind, value in notes if kind == "result"}
-        broken = [law for law, status in results.items() if status in ("fail", "error")]
-        begun = dict(notes).get("begun", START)
-        tell(f"{begun} ({broken[0]} does not hold)" if broken else begun, len(results))
+        results = {value["law"]: value for kind, value in notes if kind == "result"}
+        broken = [result for result in results.values() if result.get("status") in ("fail", "error")]
+        if broken and not told:
+            told.append(broken[0]["law"])
+            broke(broken[0]["words"])
+        tell(dict(notes).get("begun", START), len(results))
 
     done = run("verify", {"target": target, "declared": declared}, limits, tell_of_notes)
     outcome = ProcessEnd(about={"function": target, **declared})
@@ -88,6 +96,8 @@ def hold_apart(
             outcome.results[value["law"]] = value
         elif kind == "refused":
             outcome.refused = value
+        elif kind == "screen":
+            outcome.screen = value
         complete = kind == "done" and outcome.results.keys() == set(law_names)
     if not complete and not outcome.refused:
         outcome.stopped = done.ended

@@ -111,7 +111,10 @@ def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
         check_function(function, declaration.convention)
     except TypeError as reason:
         raise Unusable(f"target: expected package.module:function, got {target} ({reason})") from None
-    judge(function, declaration, surroundings, begun=notes.begun, found=notes.result)
+    report = judge(function, declaration, surroundings, begun=notes.begun, found=notes.result, target=target)
+    notes.begun("the measurement of the function")
+    if report.screen is not None:
+        notes.write("screen", report.screen.as_dict())
 
 
 def hold_model(notes: Notes, target: str) -> None:

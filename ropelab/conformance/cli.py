@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import combinations
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,7 @@ from ropelab.conformance.laws import LAWS
 from ropelab.conformance.meant import did_you_mean
 from ropelab.conformance.process import Limits
 from ropelab.conformance.report import why_not_judged
+from ropelab.conformance.screen import in_words
 from ropelab.conformance.summary import summary
 from ropelab.progress import ProgressLine
 
@@ -88,6 +90,7 @@ def verify(
     memory: MEMORY = Limits.gibibytes,
     json: JSON = None,
     markdown: Annotated[Path | None, typer.Option(help="A file that gets the report as an issue's text.")] = None,
+    repro: Annotated[Path | None, typer.Option(help="A file that gets a script of the smallest wrong call.")] = None,
 ) -> None:
     """Hold a function to the laws, one after another, in a new process.
 
@@ -116,8 +119,12 @@ def verify(
     _known("convention", convention, "conventions", CONVENTIONS | CACHE_CONVENTIONS)
     for name in (*(law or ()), *(skip or ())):
         _known("law", name, "laws", laws_of(convention))
-    if json is not None and markdown is not None and _same_file(json, markdown):
-        raise typer.BadParameter(f"markdown: expected another file than that of --json, got {markdown}")
+    files = {
+        name: path for name, path in (("json", json), ("markdown", markdown), ("repro", repro)) if path is not None
+    }
+    for (one, first), (name, path) in combinations(files.items(), 2):
+        if _same_file(first, path):
+            raise typer.BadParameter(f"{name}: expected another file than that of --{one}, got {path}")
     declared: dict[str, Any] = {
         "convention": convention, "layout": layout, "out_layout": out_layout, "seq_format": seq_format, "sign": sign,
         "maths": maths, "columns": columns, "inplace": inplace, "once_differentiable": once,
@@ -135,16 +142,21 @@ def verify(
     with ExitStack() as reserved:
         write_json = _reserved(reserved, "json", json)
         write_markdown = _reserved(reserved, "markdown", markdown)
+        write_repro = _reserved(reserved, "repro", repro)
         line = ProgressLine()
 
         def tell(begun: str, held: int) -> None:
             line.show(f"{held} of {len(names)} laws have a result, now {begun}; {line.left(held, len(names))}")
 
         with _or_stop("the function's process could not be started"):
-            outcome = hold_apart(target, {**declared, "dtype": dtype}, names, limits, tell)
+            outcome = hold_apart(
+                target, {**declared, "dtype": dtype}, names, limits, tell, lambda words: line.say(f"wrong: {words}")
+            )
         line.end()
         write_json(outcome.to_json)
         write_markdown(outcome.to_markdown)
+        if outcome.screen is not None and (source := outcome.screen["repro"]):
+            write_repro(lambda: source)
     _print(lambda console: _show(console, target, outcome, len(names), verbose))
     raise Judged(EXIT_CODES[outcome.verdict])
 
@@ -331,6 +343,7 @@ def _show(console: Console, target: str, outcome: ProcessEnd, asked: int, verbos
     elif outcome.failed:
         results = [outcome.results[law] for law in outcome.failed]
         parts = ["\n".join(filter(None, (result["words"], result["traceback"]))) for result in results]
+        parts[:0] = [] if outcome.screen is None else [in_words(outcome.screen)]
         console.print(Text("\n" + "\n\n".join(parts)), soft_wrap=True)
     notes = [f"  - {law}: {found['message']}" for law, found in outcome.results.items() if found["status"] == "note"]
     if notes:

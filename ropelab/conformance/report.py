@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from ropelab import __version__
 from ropelab.conformance.markdown import markdown
 from ropelab.conformance.result import Result
+from ropelab.conformance.screen import Screen
 from ropelab.conformance.words import failure
 
 VERDICTS = ("right", "wrong", "not judged")
@@ -36,13 +38,23 @@ class Report:
     Attributes:
         about: the declaration of the function, name by name.
         results: the result of each law, in the order of `LAWS`.
+        measuring: measures what a wrong function does; None if nobody wants to know.
     """
 
     about: dict[str, Any]
     results: tuple[Result, ...]
+    measuring: Callable[[], Screen | None] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return text(self)
+
+    @cached_property
+    def screen(self) -> Screen | None:
+        """What a wrong function does, measured; None for any other function.
+
+        The first use of the attribute calls the function some hundred times.
+        """
+        return self.measuring() if self.failed and self.measuring is not None else None
 
     @property
     def verdict(self) -> str:
@@ -68,7 +80,8 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the numbers in the tensors, in the format of ``report.schema.json``."""
-        return as_dict(self.verdict, self.about, [result.as_dict() for result in self.results])
+        measured = None if self.screen is None else self.screen.as_dict()
+        return as_dict(self.verdict, self.about, [result.as_dict() for result in self.results], screen=measured)
 
     def to_json(self) -> str:
         """Return `as_dict` as JSON."""
@@ -101,6 +114,7 @@ def as_dict(
     about: Mapping[str, Any],
     results: Sequence[Mapping[str, Any]],
     stopped: str = "",
+    screen: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return a report in the format of ``report.schema.json``, a JSON Schema beside this file.
 
@@ -109,11 +123,12 @@ def as_dict(
         about: the declaration of the function, name by name.
         results: `Result.as_dict` of each law.
         stopped: why the run ended early; empty if it did not.
+        screen: `Screen.as_dict`; None if the function was not measured.
     """
     found: dict[str, Any] = {"format": FORMAT, "versions": versions()}
     found |= {"passed": verdict == "right", "verdict": verdict, "stopped": stopped}
     found |= {"about": {name: str(value) for name, value in about.items()}}
-    return found | {"results": list(results), "screen": None, "diagnosis": [], "identification": None}
+    return found | {"results": list(results), "screen": screen, "diagnosis": [], "identification": None}
 
 
 def versions(*others: str) -> dict[str, str]:
@@ -123,12 +138,13 @@ def versions(*others: str) -> dict[str, str]:
 
 
 def text(report: Report) -> str:
-    """Return every law that does not hold, with its counterexample: plain text, several lines."""
+    """Return what a wrong function does, and every law that it breaks with its counterexample, in several lines."""
     if report.passed:
         return f"{sum(result.status == 'pass' for result in report.results)} laws hold"
     if report.verdict == "not judged":
         return f"nothing was compared with the definition: {why_not_judged([r.as_dict() for r in report.results])}"
-    return "\n\n".join(failure(result) for result in report.results if result.failed)
+    measured = () if report.screen is None else (str(report.screen),)
+    return "\n\n".join((*measured, *(failure(result) for result in report.results if result.failed)))
 
 
 def why_not_judged(results: Sequence[Mapping[str, Any]]) -> str:

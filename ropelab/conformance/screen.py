@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -26,8 +26,8 @@ from ropelab.conformance.where import pattern
 from ropelab.conformance.words import called, unequal
 from ropelab.layout.seq_format import from_bshd
 
-LINES = 25
-"""The lines of a screen."""
+LINES = 21
+"""The lines of a screen, which stand below a verdict."""
 SLOW = ("compile", "huge", "token_counts", "large_positions")
 """Laws that are watched only if all others hold."""
 SECONDS = 4.0
@@ -42,7 +42,6 @@ class Screen:
 
     Attributes:
         law: the first law that does not hold, in a sentence.
-        raised: what the function raised where it should not.
         smallest: the smallest wrong call.
         reading: the common mistakes that account for every wrong element of every call, if some do.
         calls: which calls are wrong.
@@ -56,7 +55,6 @@ class Screen:
     """
 
     law: str
-    raised: str = ""
     smallest: str = ""
     reading: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()
@@ -68,14 +66,19 @@ class Screen:
     repro: str = ""
 
     def __str__(self) -> str:
-        otherwise = f"with {self.declared} the broken laws hold" if self.declared else ""
-        head = [self.law, self.raised, self.smallest, *self.reading, otherwise, *self.calls]
-        parts = [*head, self.elements, *self.positions, *self.matrices, self.form]
-        return "\n".join([part for part in parts if part][:LINES])
+        return in_words(vars(self))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the screen for JSON."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """Return a screen in lines, from its attributes by name."""
+    otherwise = f"with {found['declared']} the broken laws hold" if found["declared"] else ""
+    parts = [found["law"], found["smallest"], *found["reading"], otherwise, *found["calls"], found["elements"]]
+    parts += [*found["positions"], *found["matrices"], found["form"]]
+    return "\n".join([part for part in parts if part][:LINES])
 
 
 def screen(
@@ -105,8 +108,7 @@ def screen(
     seen = [one for _, _, one in watched if one.defined]
     remark = ["an equal call is right elsewhere: the result depends on earlier calls or on a setting of torch"]
     said = calls.lines(seen) + remark * calls.equal_differ(seen)
-    raised = next((f"raises in the law {r.law}: {r.message}" for r in broken.values() if r.status == "error"), "")
-    shown = Screen(law_in_words(first_law), raised, calls=tuple(said))
+    shown = Screen(law_in_words(first_law), calls=tuple(said))
     wrong = [one for one in watched if one[2].defined and one[2].wrong.any()]
     wrong = wrong or [one for one in watched if one[0].name in broken and one[2].wrong.any()]
     if not wrong:

@@ -1,4 +1,4 @@
-"""A report on one screen: the first law that does not hold, the smallest example, and an exception."""
+"""A report on one screen: what a wrong function does, and what it raises."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ropelab.conformance.screen import in_words
 from ropelab.conformance.words import unequal
 
 FEW = 3
@@ -30,7 +31,10 @@ def summary(found: Mapping[str, Any]) -> str:
     if not broken:
         return ""
     parts: list[list[str]] = []
-    if failed := [result for result in broken if result["status"] == "fail"]:
+    failed = [result for result in broken if result["status"] == "fail"]
+    if failed and found["screen"] is not None:
+        parts.append([in_words(found["screen"])])
+    elif failed:  # the run ended before the function was measured
         shown = next((result for result in failed if result["counterexample"] is not None), failed[0])
         parts.append([f"The function breaks the law {shown['law']}: {shown['statement']}", *_counterexample(shown)])
     if raised := [result for result in broken if result["status"] == "error"]:

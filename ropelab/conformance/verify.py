@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from ropelab.conformance.cache.found import cache_screen
 from ropelab.conformance.case import Broken, NotApplicable, Noted, Sizes
 from ropelab.conformance.convention import first_parameter, parameters
 from ropelab.conformance.declared import Declaration, check_device, declare
 from ropelab.conformance.law import Comparison, Law
 from ropelab.conformance.report import Report
 from ropelab.conformance.result import Counterexample, Result
+from ropelab.conformance.screen import Screen, screen
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.summary import TORCH
 from ropelab.conformance.surroundings import Surroundings
@@ -86,6 +88,7 @@ def judge(
     shrink: bool = True,
     begun: Callable[[str], object] = lambda what: None,
     found: Callable[[Result], object] = lambda result: None,
+    target: str = "",
 ) -> Report:
     """Hold a function to the laws of a declaration.
 
@@ -95,15 +98,20 @@ def judge(
         surroundings: the global state, recorded before the import of the function if possible.
         begun: called with ``"the law <name>"`` before each law.
         found: called with each result, and again if the search finds a smaller counterexample.
+        target: ``"package.module:function"``, for the script of a wrong call.
     """
 
     lenient, narrow = False, declaration.claims["narrow"]
     form: dict[str, Any] = {}
 
+    def under(other: Declaration) -> Any:
+        """Return the subject of a declaration, without state, so that what one law caches cannot reach another law."""
+        turned = other.claims["narrow"] != declaration.claims["narrow"]
+        subject = other.subject(function, surroundings)
+        return replace(subject, lenient=lenient, narrow=narrow != turned, state=subject.state | form)
+
     def fresh() -> Any:
-        """Return a subject without state, so that the cache of a module in one law cannot reach another law."""
-        subject = declaration.subject(function, surroundings)
-        return replace(subject, lenient=lenient, narrow=narrow, state=subject.state | form)
+        return under(declaration)
 
     sizes = declaration.sizes
     with surroundings.ours():
@@ -119,8 +127,13 @@ def judge(
             results = [_unjudged(result) for result in results]
             for result in results:
                 found(result)
+
+    def measuring() -> Screen | None:
+        with surroundings.ours():
+            return (cache_screen if declaration.writes_cache else screen)(declaration, under, results, target)
+
     about = {"function": getattr(function, "__qualname__", function), **declaration.about, **form}
-    return Report(about, tuple(results))
+    return Report(about, tuple(results), measuring)
 
 
 def _other_form(subject: Any, sizes: Sizes) -> dict[str, Any]:
