@@ -30,16 +30,16 @@ def pattern(comparison: Comparison, rotary_dim: int) -> str:
 def _describe(hit: np.ndarray, name: str, rotary_dim: int, numbers: np.ndarray) -> str:
     plural = f"{name}es" if name.endswith("ch") else f"{name}s"
     places, last = np.flatnonzero(hit), len(hit) - 1
-    indices = numbers[places]
+    indices, of = numbers[places], f" of {len(hit)}" * bool(numbers[-1] == last)  # a part of the tokens has no extent
     if name == "feature" and rotary_dim < len(hit):
         if np.array_equal(places, np.arange(rotary_dim, len(hit))):
             return f"features >= {rotary_dim}, which do not rotate"
         if np.array_equal(places, np.arange(rotary_dim)):
             return f"features < {rotary_dim}, which rotate"
     if len(indices) == 1:
-        return f"{name} {indices[0]}"
+        return f"{name} {indices[0]}{of}"
     if np.array_equal(places, np.arange(places[0], len(hit))):
-        return f"{plural} >= {indices[0]}"
+        return f"{plural} >= {indices[0]}{of}"
     if np.array_equal(places, np.arange(places[-1] + 1)):
         return f"{plural} <= {indices[-1]}"
     step = np.diff(indices)

@@ -281,7 +281,7 @@ def test_a_failure_says_which_element_of_which_smallest_input():
     assert found.sizes == Sizes(batch=1, tokens=2, q_heads=1, k_heads=1, head_dim=4, rotary_dim=2)
     assert found.where == {"batch": 0, "token": 1, "head": 0, "feature": 1}
     assert found.what == "x" and found.actual == 0 and abs(found.expected) > found.bound
-    assert "tokens >= 1, head 3, feature 1" in found.pattern
+    assert "head 3 of 4, feature 1" in found.pattern
     again = correct.flash_attn(found.case.inputs[0], *(torch.ones(5, 1), torch.zeros(5, 1)))
     assert again.shape == (1, 2, 1, 4)
 
@@ -381,11 +381,11 @@ def test_a_module_that_takes_a_base_or_nothing_takes_no_head_size():
 @pytest.mark.parametrize(
     "hit, words",
     [
-        (np.s_[:, 1:], "only tokens >= 1"),
+        (np.s_[:, 1:], "only tokens >= 1 of 5"),
         (np.s_[..., 4:], "only features >= 4, which do not rotate"),
         (np.s_[..., :4], "only features < 4, which rotate"),
-        (np.s_[:, :, 0, 1::2], "only head 0, odd features"),
-        (np.s_[1, :, :, 2:4], "only batch 1, features 2 to 3"),
+        (np.s_[:, :, 0, 1::2], "only head 0 of 3, odd features"),
+        (np.s_[1, :, :, 2:4], "only batch 1 of 2, features 2 to 3"),
         (np.s_[:, [0, 1, 4]], "only tokens 0, 1, 4"),
         (np.s_[:, :3], "only tokens <= 2"),
         (np.s_[:], "along all axes"),

@@ -202,14 +202,26 @@ def test_exit_code_1_counterexample_and_json(folder):
     )
     assert result.exit_code == 1
     assert "wrong: 1 of 2 laws does not hold" in result.output
-    for part in ("The function breaks the law identity", "Smallest example: ", "Broken: identity"):
+    for part in ("identity: ", "smallest call: ", "Broken: identity"):
         assert part in result.output
     result = run("somebodys:wrong", "--convention", "plain", "--law", "identity", "-v")
     for part in ("identity", "fail", "expected", "actual", "pattern"):
         assert part in result.output
     report = json.loads(out.read_text())
     assert [r["status"] for r in report["results"]] == ["pass", "fail"] and report["verdict"] == "wrong"
+    assert report["screen"]["law"].startswith("identity") and report["screen"]["matrices"]
     assert out.stat().st_mode & 0o777 == 0o640 and not list(folder.glob(".*"))
+
+
+@pytest.mark.process
+def test_a_script_makes_the_smallest_wrong_call(folder):
+    script = folder / "repro.py"
+    run("somebodys:wrong", "--convention", "plain", "--law", "definition", "--repro", str(script))
+    made = subprocess.run([sys.executable, script.name], cwd=folder, capture_output=True, text=True, check=True)
+    assert "tensor" in made.stdout
+    right = folder / "none.py"
+    run("ropelab.study.faults.correct:plain", "--convention", "plain", "--law", "identity", "--repro", str(right))
+    assert not right.exists()  # a right function has no wrong call
 
 
 @pytest.mark.process
