@@ -215,8 +215,12 @@ def test_exit_code_1_counterexample_and_json(folder):
 
 @pytest.mark.process
 def test_a_script_makes_the_smallest_wrong_call(folder):
+    code = (
+        "from ropelab.study.faults.correct import plain\n\ndef wrong(x, positions):\n    return -plain(x, positions)\n"
+    )
+    (folder / "ours.py").write_text(code)
     script = folder / "repro.py"
-    run("somebodys:wrong", "--convention", "plain", "--law", "definition", "--repro", str(script))
+    run("ours:wrong", "--convention", "plain", "--law", "definition", "--repro", str(script))
     made = subprocess.run([sys.executable, script.name], cwd=folder, capture_output=True, text=True, check=True)
     assert "tensor" in made.stdout
     right = folder / "none.py"
