@@ -10,7 +10,7 @@ import pytest
 
 from ropelab.bench import records
 from ropelab.bench.unavailable import Unavailable
-from ropelab.study.engine import comparisons, decisive, judging, kept, ledger, provenance, quotations
+from ropelab.study.engine import builds, comparisons, decisive, judging, kept, ledger, provenance, quotations
 from ropelab.study.engine.builds import Built
 from ropelab.study.engine.claims import AUTHOR, REVIEWER, documents, load_claims
 from ropelab.study.engine.comparisons import DOCUMENT, Comparison
@@ -295,6 +295,15 @@ def test_what_rests_on_a_build_says_how_it_was_controlled():
     assert rows.remarks["TE-05"].count("compiled by this project: old grid") == (rows.outcome["TE-05"] == UNTOLD)
     assert "no published library has the code" in rows.remarks["SG-05"]
     assert "compiled by this project" not in rows.remarks["FS-05"]
+
+
+def test_gpus_that_ran_other_builds_of_one_source_are_told(monkeypatch):
+    checksums = {"nvidia-h100-80gb-hbm3": {"fused-sm_90": "1"}, "nvidia-h200": {"fused-sm_90": "1"}}
+    monkeypatch.setattr(builds, "_checksums", lambda name, where: checksums.get(where.gpu, {}))
+    h100 = records.Selection(records.MEASUREMENTS, "nvidia-h100-80gb-hbm3")
+    assert builds.others(["te_kernels"], h100) == []
+    checksums["nvidia-h200"] = {"fused-sm_90": "2"}
+    assert builds.others(["te_kernels"], h100) == ["nvidia-h200"] and builds.others([], h100) == []
 
 
 def test_a_claim_whose_protocol_nobody_ran_stands_beyond_its_document():
