@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MEASUREMENTS = ROOT / "data" / "measurements"
 
 REFERENCE = "nvidia-h100-80gb-hbm3"
-"""The GPU whose records are complete. README.md and the guide show it; it is read where the GPU at hand has none."""
+"""The GPU of reference, whose records are complete. README.md, the guide and the book show its records."""
 
 UNKNOWN = "unknown"
 _SMI_FIELDS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw", "driver_version")
@@ -209,9 +209,18 @@ def selection(where: Where, gpu: str | None = None) -> Selection:
 
 
 def gpus(directory: Path = MEASUREMENTS) -> list[str]:
-    """The folders of the GPUs that have records: first the GPU at hand, then ``REFERENCE``, then the others by name."""
+    """The folders of the GPUs that have records: first ``REFERENCE``, then the others by name."""
     found = {path.parent.name for path in Path(directory).glob("*/*.json")}
-    return sorted(found, key=lambda name: (name != here(), name != REFERENCE, name))
+    return sorted(found, key=lambda name: (name != REFERENCE, name))
+
+
+def of_one_gpu(directory: Path, gpu: str = "") -> Selection:
+    """The records of ``gpu``, or else of the first of `gpus`.
+
+    Raises:
+        ValueError: ``gpu`` has no records there.
+    """
+    return selection(directory, gpu or next(iter(gpus(directory)), None))
 
 
 def hand_written(where: Where = MEASUREMENTS) -> list[str]:

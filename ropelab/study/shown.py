@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from html import escape
 
@@ -13,6 +14,7 @@ from pandas.io.formats.style import Styler
 
 from ropelab.bench import records, staleness
 from ropelab.bench.records import Record, Unusable
+from ropelab.bench.rows import NotMeasured
 from ropelab.study.engine.computed import Evidence
 from ropelab.study.engine.findings import finding
 from ropelab.study.engine.ledger import find_evidence
@@ -81,7 +83,7 @@ class Shown:
         display(Markdown(f"*{why}.*"))
         return None
 
-    def figure(self, name: str, say: Callable[..., str] | None = None) -> None:
+    def figure(self, name: str, say: Callable[..., str] | None = None, *, by: str = "") -> None:
         """Draw a figure, and publish what ``say`` makes of its tables as a finding; or note the missing record."""
         try:
             registry.show(name, self.where)
@@ -89,8 +91,17 @@ class Shown:
             display(Markdown(f"*There is no figure: {error}.*"))
             return
         tables = (one.frame for one in records.load_together(registry.all_figures()[name][0], self.where))
-        if say and (sentence := say(*tables)):
-            finding(sentence)
+        with self.gap():
+            if say and (sentence := say(*tables)):
+                finding(sentence, by=by)
+
+    @contextmanager
+    def gap(self) -> Iterator[None]:
+        """A note takes the place of the rest of the block, where a record lacks a contender that it speaks of."""
+        try:
+            yield
+        except NotMeasured as lacking:
+            display(Markdown(f"*{lacking}.*"))
 
     def table(self, frame: pd.DataFrame, *columns: str) -> None:
         """Display a table, or these columns of it."""

@@ -78,7 +78,9 @@ def test_times_of_one_contender(study, contender, factor, data):
 
 
 def test_the_report_names_old_and_bad_records_and_shows_the_ledger(data, tmp_path, monkeypatch):
-    row = dict.fromkeys(("statement", "quote", "outcome", "verdicts", "beyond", "basis", "needs", "by", "names"), "")
+    row = dict.fromkeys(
+        ("statement", "quote", "outcome", "words", "measured", "beyond", "basis", "needs", "by", "names"), ""
+    )
     monkeypatch.setattr(figures, "all_figures", lambda: {"host_time": figures.FIGURES["host_time"]})
     monkeypatch.setattr(
         report, "ledger", lambda document, where: ledgers.Ledger(document.key, "", [row | {"id": "AA-01"}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from ropelab.bench.rows import timed
+from ropelab.bench.rows import need, timed
 from ropelab.study.documents.sglang import evidence, measure
 from ropelab.study.documents.sglang.contenders import FLASH_FULL, OURS, OURS_CACHE
 from ropelab.study.documents.sglang.kernel_contenders import LAST_KERNEL, THIRD_KERNEL
@@ -77,6 +77,7 @@ def low_tokens(low: pd.DataFrame) -> str:
     cell = ["layout", "seq_len"]
     times = timed(low[low.family == "ropelab"])
     table = times.pivot_table(index=cell, columns="policy", values="median_us")
+    need(table, "on", "off")
     best = times.groupby(cell).median_us.min()
     copy = copies(timed(low)).groupby(cell).median_us.min()
     return (
