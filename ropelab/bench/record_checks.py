@@ -23,7 +23,7 @@ ROWS_OF = ("contender", "operator", "version", "grids", "method")
 _SHAPE: dict[str, Any] = {
     "study": str, "utc": str, "command": str, "commit": str, "torch": str, "triton": str, "gpu": {"name": str},
     "csv_sha256": str, "rows": int, "columns": {"*": str}, "peers": {"*": str}, "kernels": {"*": str},
-    "protocol": {"*": int}, "not_run": {"*": str},
+    "kernels_unknown": str, "protocol": {"*": int}, "not_run": {"*": str},
     "parameters": {"smoke": bool, "seconds": float, "seconds_alone": float},
 }  # fmt: skip
 """The type of each entry of a provenance, if it has the entry; ``*`` stands for every name."""

@@ -93,6 +93,7 @@ def write(
     peers: Mapping[str, str] | None = None,
     not_run: Mapping[str, str] | None = None,
     kernels: Mapping[str, str] | None = None,
+    kernels_unknown: str = "",
     protocol: Mapping[str, int] | None = None,
 ) -> Record:
     """Write a record of this machine, replacing an earlier one of the same study.
@@ -103,6 +104,7 @@ def write(
             (`ropelab.bench.packages.located`).
         not_run: the name of each contender that could not run -> the reason.
         kernels: each function that a launch reached -> the hash of its code (`ropelab.bench.reached`).
+        kernels_unknown: why the record does not name the kernels that ran; "" if it does.
         protocol: the numbers of the timer and of the study (`ropelab.bench.protocols`).
 
     Raises:
@@ -115,6 +117,7 @@ def write(
         "peers": dict(peers or {}),
         "not_run": dict(not_run or {}),
         "kernels": dict(kernels or {}),
+        **({"kernels_unknown": kernels_unknown} if kernels_unknown else {}),
         "protocol": dict(protocol or {}),
     }
     csv, about = files(study, directory, provenance["gpu"]["name"])

@@ -30,6 +30,8 @@ from ropelab.bench.tile_sweep import tiles
 from ropelab.bench.whole_models import whole_models
 from ropelab.bench.workers import MOST_PROCESSES
 
+BY_ENGINES = "vLLM's engines launched them, in processes of their own"
+
 STUDIES: dict[str, Study] = {
     "dense": Study(dense, gpu_gib=6),
     "formats": Study(formats, gpu_gib=8, wide=True),
@@ -74,9 +76,9 @@ STUDIES: dict[str, Study] = {
     # DeepSeek-V3's two layers have 3.2 GB of weights and as many gradients; activations of 8,192 tokens come on top.
     "whole_models": Study(whole_models, gpu_gib=40, wide=True),
     # Eleven engines have caches of 1 GiB and the weights of four layers, or three have 2 GiB and 8 GB of weights.
-    "servers": Study(servers, gpu_gib=60, wide=True),
+    "servers": Study(servers, gpu_gib=60, wide=True, kernels_unknown=BY_ENGINES),
     # Two engines have 8 GB of weights and a cache of 4 GiB, and one has twice the weights.
-    "server_logits": Study(server_logits, gpu_gib=50, timed=False, wide=True),
+    "server_logits": Study(server_logits, gpu_gib=50, timed=False, wide=True, kernels_unknown=BY_ENGINES),
     # This study starts processes, each with a CUDA context.
     "conformance": Study(conformance, gpu_gib=1.5 * MOST_PROCESSES, timed=False, wide=True),
 }

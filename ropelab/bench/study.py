@@ -26,6 +26,7 @@ class Study:
         timed: whether the table contains times. Such a study has the machine to itself while it is timed. A study
             without times runs beside other studies.
         wide: whether the study is measured only if the user names it. No claim and no table of README needs it.
+        kernels_unknown: why a record cannot name the kernels that the study launched; "" if it can.
     """
 
     table: Callable[..., pd.DataFrame | Iterator[pd.DataFrame]]
@@ -33,6 +34,7 @@ class Study:
     untimed: Callable[..., Mapping[Any, Any]] | None = None
     timed: bool = True
     wide: bool = False
+    kernels_unknown: str = ""
 
     @property
     def gpu_bytes(self) -> int:

@@ -14,7 +14,6 @@ from pandas.io.formats.style import Styler
 
 from ropelab.bench import records, staleness
 from ropelab.bench.records import Record, Unusable
-from ropelab.bench.rows import NotMeasured
 from ropelab.study.engine.computed import Evidence
 from ropelab.study.engine.findings import finding
 from ropelab.study.engine.ledger import find_evidence
@@ -90,17 +89,21 @@ class Shown:
         except Unusable as error:
             display(Markdown(f"*There is no figure: {error}.*"))
             return
-        tables = (one.frame for one in records.load_together(registry.all_figures()[name][0], self.where))
+        if say:
+            self.finding(say, *registry.all_figures()[name][0], by=by)
+
+    def finding(self, say: Callable[..., str], *studies: str, by: str = "") -> None:
+        """Publish what ``say`` makes of the tables of these studies as a finding; or note what is not measured."""
         with self.gap():
-            if say and (sentence := say(*tables)):
+            if sentence := say(*(record.frame for record in records.load_together(studies, self.where))):
                 finding(sentence, by=by)
 
     @contextmanager
     def gap(self) -> Iterator[None]:
-        """A note takes the place of the rest of the block, where a record lacks a contender that it speaks of."""
+        """A note takes the place of the rest of the block, where it needs what the records lack."""
         try:
             yield
-        except NotMeasured as lacking:
+        except Unusable as lacking:
             display(Markdown(f"*{lacking}.*"))
 
     def table(self, frame: pd.DataFrame, *columns: str) -> None:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from ropelab.bench import fetch_peers, protocols, reached, records, staleness
+from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.study.engine import measuring_code
 from tests.compile import same_code
 
@@ -125,7 +126,16 @@ def test_the_committed_records_know_their_code():
         if not about.get("hand_written"):
             assert about["protocol"] and {"kernels", "peers", "csv_sha256"} <= about.keys(), path
             assert path.stat().st_size < 10_000, path
+            of_others = "ropelab" not in path.with_suffix(".csv").read_text()
+            assert about["kernels"] or about.get("kernels_unknown") or of_others, path
     assert not any(records.load(study, gpu=records.REFERENCE).stale for study in ("dense", "projection", "paged_cache"))
+
+
+@pytest.mark.process
+def test_the_kernels_of_other_processes_are_noted():
+    with reached.noted() as found:
+        assert [job.name for job, _ in side_by_side([Job("one", reached.note, ([ROTATE],))], 2**40)] == ["one"]
+    assert found == {ROTATE}
 
 
 @pytest.mark.gpu

@@ -82,7 +82,7 @@ def measure(
             missing.setdefault(outcome.reason, []).append(outcome.study)
         else:
             try:
-                _record(outcome.study, outcome, directory, smoke=smoke, not_run=not_run)
+                _record(known[outcome.study], outcome, directory, smoke=smoke, not_run=not_run)
             except ValueError as error:
                 print(error, file=sys.stderr, flush=True)
                 broken.append(outcome.study)
@@ -100,17 +100,18 @@ def measure(
     return Measured(directory, list(run.done), missing, broken)
 
 
-def _record(study: str, outcome: JobResult, directory: Path, *, smoke: bool, not_run: Mapping[str, str]) -> None:
+def _record(study: Study, outcome: JobResult, directory: Path, *, smoke: bool, not_run: Mapping[str, str]) -> None:
     """Write the record of a study."""
     records.write(
-        study,
+        outcome.study,
         outcome.found,
         directory,
         parameters={"smoke": smoke, **outcome.parameters},
         peers=outcome.peers,
         not_run=not_run,
         kernels=reached.reached(outcome.kernels),
-        protocol=protocols.numbers(study),
+        kernels_unknown=study.kernels_unknown,
+        protocol=protocols.numbers(outcome.study),
     )
 
 

@@ -41,8 +41,8 @@ def provenance(where: records.Selection) -> tuple[list[dict], list[str]]:
 
 def changed_code(record: records.Record) -> str:
     """What has changed since the record was measured, by name."""
-    unknown = "" if record.provenance.get("kernels") else "its launches were not noted"
-    return ", ".join(record.stale) or unknown or "nothing"
+    unknown = record.provenance.get("kernels_unknown", "")
+    return ", ".join(record.stale) or (f"its kernels are not known: {unknown}" if unknown else "nothing")
 
 
 def origin() -> list[str]:

@@ -64,6 +64,7 @@ def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
         times = fastest_persistent(timed(without_models(frame)))
         times = times[~times.contender.str.startswith("copy") & (times.contender != FLASH_FULL)]
         table = times.pivot_table(index=["cell", "layout"], columns="contender", values="median_us", sort=False)
+        need(table, OURS, OURS_CACHE)
         ours = table[[OURS, OURS_CACHE]].min(axis=1)
         behind = ours / table.drop(columns=[OURS, OURS_CACHE]).min(axis=1)
         ahead = table[behind > 1].idxmin(axis=1).unique()
@@ -97,9 +98,10 @@ def aligned_parts(parts: pd.DataFrame) -> str:
 
 
 def vector_widths(widths: pd.DataFrame) -> str:
-    times = timed(widths)
+    wide, narrow = (THIRD_KERNEL, LAST_KERNEL), (f"{THIRD_KERNEL}, narrow", f"{LAST_KERNEL}, narrow")
+    times = timed(widths, OURS, *wide, *narrow)
     table = times.pivot_table(index=["contender", "offset_bytes"], columns="layout", values="median_us")
-    gain = pd.concat([table.loc[f"{name}, narrow", 0] / table.loc[name, 0] for name in (THIRD_KERNEL, LAST_KERNEL)])
+    gain = pd.concat([table.loc[slow, 0] / table.loc[fast, 0] for slow, fast in zip(narrow, wide, strict=True)])
     ours = table.loc[OURS]
     return (
         f"16-byte accesses make the third and the last version {value_range(gain)} times as fast as 2-byte accesses. "
