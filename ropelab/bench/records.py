@@ -16,7 +16,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ class Missing(Unusable, FileNotFoundError):
 
 
 class Damaged(Unusable, ValueError):
-    """The record exists, but it was written by hand, or its table does not fit its provenance."""
+    """The record exists, but no run wrote it, or its table does not fit its provenance."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def write(
         read = pd.read_csv(new_csv)
         if flaws := list(record_checks.senseless_times(read)):
             raise ValueError(f"{study}: {'; '.join(flaws)}")
-        provenance |= record_checks.described(new_csv, read)
+        provenance["csv_sha256"] = record_checks.sha256(new_csv)
         new_about.write_text(json.dumps(provenance, indent=1, default=str) + "\n", encoding="utf-8")
     return Record(study, frame, provenance)
 
@@ -160,8 +159,8 @@ def load(study: str, where: Where = MEASUREMENTS, *, gpu: str | None = None) -> 
 
     Raises:
         Missing: the record does not exist. The message names the command that measures it.
-        Damaged: the record was written by hand, or its table does not fit its provenance, its run or its study. The
-            message names the file and the flaw.
+        Damaged: no run wrote the record, or its table does not fit its provenance or its run. The message names the
+            file and the flaw.
         ValueError: ``study`` is no name.
     """
     (record,) = load_together([study], where, gpu=gpu)
@@ -226,13 +225,6 @@ def of_one_gpu(directory: Path, gpu: str = "") -> Selection:
     return selection(directory, gpu or next(iter(gpus(directory)), None))
 
 
-def hand_written(where: Where = MEASUREMENTS) -> list[str]:
-    """The records that were written by hand, such as ``"nvidia-h200/kernel_variants"``; `load` refuses them."""
-    where = selection(where)
-    paths = sorted(where.directory.glob(f"{where.gpu or '*'}/*.json"))
-    return [f"{path.parent.name}/{path.stem}" for path in paths if _by_hand(path)]
-
-
 def here() -> str | None:
     """The name of the folder of the GPU at hand, or None without a GPU."""
     return slug(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
@@ -266,29 +258,17 @@ def without_folders(text: str) -> str:
 def _read(path: Path) -> Record:
     csv = path.with_suffix(".csv")
     try:
-        provenance = json.loads(record_checks.content(path))
-        frame = pd.read_csv(BytesIO(record_checks.content(csv)))
+        provenance = json.loads(path.read_bytes())
+        frame = pd.read_csv(csv)
     except (OSError, ValueError, RecursionError) as error:
         raise Damaged(f"{_shown(path)}: {type(error).__name__}: {without_folders(str(error))}") from error
-    if wrong := list(record_checks.wrong_types(provenance)):
-        raise Damaged(f"{_shown(path)}: {'; '.join(wrong)}")
-    if why := record_checks.hand_written(provenance):
-        raise Damaged(f"{_shown(path)}: written by hand, so it supports no verdict: {why}")
-    if missing := {"study", "torch", "triton"} - provenance.keys():
-        raise Damaged(f"{_shown(path)}: the provenance lacks {', '.join(sorted(missing))}")
+    if why := record_checks.of_no_run(provenance):
+        raise Damaged(f"{_shown(path)}: no run wrote it, so it supports no verdict: {why}")
     if (folder := slug(provenance["gpu"]["name"])) != path.parent.name:
         raise Damaged(f"{_shown(path)}: gpu name: expected the GPU of the folder {path.parent.name}, got {folder}")
     if flaws := list(record_checks.flaws(csv, frame, provenance)):
         raise Damaged(f"{_shown(csv)}: {'; '.join(flaws)}")
     return Record(path.stem, frame, provenance)
-
-
-def _by_hand(path: Path) -> bool:
-    try:
-        provenance = json.loads(record_checks.content(path))
-    except (OSError, ValueError, RecursionError):
-        return False  # `load` reports the damaged file
-    return not any(record_checks.wrong_types(provenance)) and bool(record_checks.hand_written(provenance))
 
 
 def _shown(path: Path) -> str:

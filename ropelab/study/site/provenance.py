@@ -41,6 +41,8 @@ def provenance(where: records.Selection) -> tuple[list[dict], list[str]]:
 
 def changed_code(record: records.Record) -> str:
     """What has changed since the record was measured, by name."""
+    if not record.provenance["protocol"]:
+        return "as old as its run: no times"
     unknown = record.provenance.get("kernels_unknown", "")
     return ", ".join(record.stale) or (f"its kernels are not known: {unknown}" if unknown else "nothing")
 
