@@ -11,12 +11,6 @@ from ropelab.study.engine import measure, outcome, registered
 TABLES = {name: study for name, study in registered.all_studies().items() if not study.timed}
 
 
-def test_a_table_is_no_times():
-    for name in TABLES:
-        table = records.load(name, gpu=records.REFERENCE)
-        assert "median_us" not in table.frame and table.stale == (), name
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", TABLES)
 def test_the_table_is_made(name, pytestconfig):

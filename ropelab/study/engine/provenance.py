@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ropelab.bench import fetch_peers, reached, record_checks, records
-from ropelab.study.engine.words import listed
 
 FACTS = ("name", "sm_count", "memory_bytes", "capability")
 """The facts of a GPU that are the same in all records of a folder."""
@@ -29,20 +28,6 @@ def contradictions(directory: Path = records.MEASUREMENTS) -> list[str]:
     """The lines of `problems` that need no history: ``"<gpu>/<study>: <why>"``. No verdict rests on such a record."""
     found = _read(directory)
     return [*_gpus(found), *_runs(found), *_copies(found), *_peers(found)]
-
-
-def libraries(directory: Path = records.MEASUREMENTS) -> list[str]:
-    """A line for each library that was compiled or cut on each machine, and has another checksum on another GPU."""
-    seen: dict[str, dict[str, set[str]]] = {}
-    for path, about in _read(directory).items():
-        for name, digest in about["peers"].items():
-            if digest:
-                seen.setdefault(name, {}).setdefault(path.parent.name, set()).add(digest[:12])
-    return [
-        f"{name}: {'; '.join(f'{gpu} {listed(sorted(digests))}' for gpu, digests in sorted(each.items()))}"
-        for name, each in sorted(seen.items())
-        if len({*map(frozenset, each.values())}) > 1
-    ]
 
 
 def _read(directory: Path) -> dict[Path, Any]:

@@ -16,7 +16,6 @@ from ropelab.study.engine import claims as documents
 from ropelab.study.engine.findings import WAYS, counted
 from ropelab.study.engine.ledger import disagreements, short, tally
 from ropelab.study.engine.measure import Measured
-from ropelab.study.engine.provenance import libraries
 from ropelab.study.engine.runner import Run
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.site import guide, reference, search
@@ -88,7 +87,6 @@ def write(
         axes=axes,
         tallies=[tally(own, axis, names) for axis, names in axes.items() if own],
         compared=[tally(judged, axis, names) for axis, names in axes.items() if judged],
-        libraries=libraries(where.directory),
         differing=disagreements(judged).rename(columns=short),
         known=_known(chapters),
         studies={row["study"] for row in sources},
