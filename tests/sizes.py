@@ -23,7 +23,8 @@ def pytest_addoption(parser):
         "--size",
         choices=SIZES,
         default="core",
-        help="smoke: the first case of each test function; core: every pair of values of stacked parametrize marks; "
+        help="smoke: the first case of each test function, and of each operator; "
+        "core: every pair of values of stacked parametrize marks; "
         "full: every case, also those marked so, and random examples for the property tests",
     )
 
@@ -63,10 +64,11 @@ def pytest_collection_modifyitems(config, items):
     if size == "full":
         return
     left_out = {item for item in items if item.get_closest_marker("full")}
-    functions: dict[str, list[pytest.Item]] = {}
+    functions: dict[tuple, list[pytest.Item]] = {}
     for item in items:
         if hasattr(item, "callspec") and item not in left_out:
-            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            operator = item.callspec.params.get("operator") if size == "smoke" else None
+            functions.setdefault((item.nodeid.partition("[")[0], operator), []).append(item)
     for cases in functions.values():
         kept = [0] if size == "smoke" else covering([factors(case) for case in cases])
         left_out |= set(cases) - {cases[place] for place in kept}

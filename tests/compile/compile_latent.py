@@ -1,6 +1,6 @@
 """Compile the kernels of multi-head latent attention for a GPU that need not be there, and look at the code.
 
-Run as a script by test_latent_ptx.py: compiling needs a process in which kernels are not interpreted.
+Run as a script by test_ptx.py: compiling needs a process in which kernels are not interpreted.
 """
 
 import itertools

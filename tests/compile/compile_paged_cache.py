@@ -1,6 +1,6 @@
 """Compile the kernels of `rope_and_cache` and `rotate_cached_keys` for a GPU that need not be there.
 
-Run as a script by test_paged_cache_ptx.py: compiling needs a process in which kernels are not interpreted.
+Run as a script by test_ptx.py: compiling needs a process in which kernels are not interpreted.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Compile the product that rotates for a GPU that need not be there, and look at the code.
 
-Run as a script by test_projection_kernel.py: compiling needs a process in which kernels are not interpreted.
+Run as a script by test_ptx.py: compiling needs a process in which kernels are not interpreted.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The code of the rotation kernel: wide accesses, no spills, for GPUs that need not be there."""
+"""The code of the kernels: wide accesses, no spills, no waits in a product, for GPUs that need not be there."""
 
 import pytest
 
@@ -10,11 +10,26 @@ NEWEST = ROOT / "build" / "triton-3.9.0"
 """``pip install --no-deps --target build/triton-3.9.0 triton==3.9.0`` puts the newest Triton here."""
 
 
+CODE = {
+    "compile_kernel": ("80", "90", "100"),
+    "compile_paged_cache": ("80", "90", "100"),
+    "compile_block_scales": ("80", "90", "100"),
+    "compile_latent": ("80", "90"),
+    "compile_projection": ("90",),
+}
+"""Module -> the GPUs for which it compiles. Those before sm_89 convert to 8-bit floats by integers."""
+
+
 @pytest.mark.parametrize(
-    "target", [pytest.param("80", marks=pytest.mark.full), "90", pytest.param("100", marks=pytest.mark.full)]
+    ("module", "target"),
+    [
+        pytest.param(module, target, marks=[pytest.mark.full] * (target != "90"))
+        for module, targets in CODE.items()
+        for target in targets
+    ],
 )
-def test_accesses_are_wide_and_registers_suffice(target):
-    compile_for(target, "compile_kernel")
+def test_accesses_are_wide_and_registers_suffice(module, target):
+    compile_for(target, module)
 
 
 @pytest.mark.peers

@@ -10,7 +10,6 @@ from ropelab.call.angles import given_angles
 from ropelab.kernels import HAS_TRITON, INTERPRETED, NO_POSITION, Rotation, projection_torch
 from ropelab.kernels.rotation import Norm
 from ropelab.kernels.tensors import ProjectionTensors
-from tests.support import compile_for
 
 if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
@@ -165,7 +164,3 @@ def test_the_kernel_serves_under_compilers_that_compile_it_well(version, count, 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     monkeypatch.setattr(projection_triton, "VERSION", version)
     assert projection_triton._multiprocessors.__wrapped__(torch.device("cuda")) == count
-
-
-def test_the_product_never_waits_and_no_register_is_spilled():
-    compile_for("90", "compile_projection")

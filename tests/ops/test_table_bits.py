@@ -78,27 +78,27 @@ def storage(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter, for NaN that a kernel makes and drops
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("layout, seq_format, dtype", FORMS)
-def test_kernels_have_the_bits_of_torch_operations(monkeypatch, name, where, memory, layout, seq_format, dtype):
+def test_kernels_have_the_bits_of_torch_operations(monkeypatch, operator, where, memory, layout, seq_format, dtype):
     forget(monkeypatch)
-    spec = OPERATORS[name]
-    first = call_of(name, where, layout, seq_format=seq_format, dtype=dtype, device=DEVICE)
-    call = moved(name, call_of(name, where, layout, seq_format=seq_format, dtype=dtype, device=DEVICE), memory)
+    spec = OPERATORS[operator]
+    first = call_of(operator, where, layout, seq_format=seq_format, dtype=dtype, device=DEVICE)
+    call = moved(operator, call_of(operator, where, layout, seq_format=seq_format, dtype=dtype, device=DEVICE), memory)
     with ropelab.use_backend("torch"):
         plain = copied(call)
-        expected = recorded(name, plain)
+        expected = recorded(operator, plain)
     before = {key: storage(x).clone() for key, x in tensors(call).items()}
     given = copied(call)
     with ropelab.use_backend("triton"):
-        recorded(name, first)
-        found = recorded(name, call)
+        recorded(operator, first)
+        found = recorded(operator, call)
     if spec.bits:
         assert same(found, expected)
     elif spec.roundings:
-        assert excess(name, given, [y.detach() for y in found[: len(found) - len(spec.leaves)]]) <= 1
+        assert excess(operator, given, [y.detach() for y in found[: len(found) - len(spec.leaves)]]) <= 1
     for key, x in tensors(call).items():
         after, was = storage(x.detach()).clone(), before[key]
         if key in spec.written:

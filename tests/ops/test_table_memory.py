@@ -35,53 +35,53 @@ def sharing(call: dict, written: str, other: str, quarters: int) -> dict:
 
 
 @pytest.mark.parametrize("where", ["positions", "offsets"])
-@pytest.mark.parametrize("name", WRITING)
-def test_inputs_in_the_memory_of_outputs_are_refused_or_right(torch_backend, name, where):
+@pytest.mark.parametrize("operator", WRITING)
+def test_inputs_in_the_memory_of_outputs_are_refused_or_right(torch_backend, operator, where):
     """A refused call writes nothing. A call that is prepared looks at the memory as well."""
-    valid = call_of(name, where)
-    assert same(*(results(name, copied(valid)) for _ in range(2)))
+    valid = call_of(operator, where)
+    assert same(*(results(operator, copied(valid)) for _ in range(2)))
     named = [x for x in tensors(valid) if x in valid]
-    pairs = [(written, other) for written in OPERATORS[name].written for other in named if other != written]
+    pairs = [(written, other) for written in OPERATORS[operator].written for other in named if other != written]
     for written, other, quarters in ((*pair, quarters) for pair in pairs for quarters in QUARTERS):
         call = sharing(copied(valid), written, other, quarters)
         before = copied(call)
         try:
-            found = results(name, call)
+            found = results(operator, call)
         except ValueError as error:
             assert re.match(rf"({'|'.join(valid)}): expected .*memory disjoint", str(error)), error
             assert same([*tensors(call).values()], [*tensors(before).values()]), (written, other)
         else:
-            assert same(found, results(name, before)), (written, other, quarters)
+            assert same(found, results(operator, before)), (written, other, quarters)
 
 
-@pytest.mark.parametrize("name", WRITING)
-def test_what_is_written_is_returned_as_it_was_given(torch_backend, name):
-    call = arguments(name)
-    found = results(name, call)
-    given = [x for x in (*OPERATORS[name].written, "q") if x in ("q", "q_out", "out", "key_cache")]
-    if not name.startswith("qkv") and not OPERATORS[name].options.get("consume"):
+@pytest.mark.parametrize("operator", WRITING)
+def test_what_is_written_is_returned_as_it_was_given(torch_backend, operator):
+    call = arguments(operator)
+    found = results(operator, call)
+    given = [x for x in (*OPERATORS[operator].written, "q") if x in ("q", "q_out", "out", "key_cache")]
+    if not operator.startswith("qkv") and not OPERATORS[operator].options.get("consume"):
         assert any(found[0] is call[x] for x in given if x in call)
 
 
-@pytest.mark.parametrize("name", WRITING)
-def test_autograd_learns_of_what_is_overwritten(torch_backend, name):
+@pytest.mark.parametrize("operator", WRITING)
+def test_autograd_learns_of_what_is_overwritten(torch_backend, operator):
     """Nothing takes part in a gradient, but another operation has saved the tensor for one."""
-    for written in OPERATORS[name].written:
-        call = arguments(name)
+    for written in OPERATORS[operator].written:
+        call = arguments(operator)
         if call[written].is_floating_point() and call[written].itemsize > 1:
             product = (call[written] * torch.ones((), dtype=call[written].dtype, requires_grad=True)).sum()
-            results(name, call)
+            results(operator, call)
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 product.backward()
 
 
-@pytest.mark.parametrize("name", WRITING)
-def test_transforms_of_a_call_that_writes_are_refused(torch_backend, name):
-    call = arguments(name)
+@pytest.mark.parametrize("operator", WRITING)
+def test_transforms_of_a_call_that_writes_are_refused(torch_backend, operator):
+    call = arguments(operator)
     key = next(x for x, t in call.items() if isinstance(t, torch.Tensor) and t.is_floating_point())
 
     def function(x):
-        return results(name, call | {key: x})[0].float().sum()
+        return results(operator, call | {key: x})[0].float().sum()
 
     for transform, x in ((torch.func.vmap, call[key][None]), (torch.func.grad, call[key])):
         if x.itemsize > 1 or transform is torch.func.vmap:
@@ -91,16 +91,16 @@ def test_transforms_of_a_call_that_writes_are_refused(torch_backend, name):
 
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("missing", EMPTY)
-@pytest.mark.parametrize("name", OPERATORS)
-def test_calls_with_nothing_to_rotate(device, name, missing, where):
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_calls_with_nothing_to_rotate(device, operator, missing, where):
     """Gradients are zeros of the shapes of the leaves."""
-    if name.startswith("qkv") and "heads" in missing:
+    if operator.startswith("qkv") and "heads" in missing:
         pytest.skip("a product has a head")
-    call = call_of(name, where, device=device, **EMPTY[missing])
+    call = call_of(operator, where, device=device, **EMPTY[missing])
     shapes = {x: t.shape for x, t in tensors(call).items()}
-    found = recorded(name, call)
-    for x, y in zip((*OPERATORS[name].written, *OPERATORS[name].leaves)[::-1], found[::-1], strict=False):
-        assert x not in shapes or (y.shape == shapes[x] and (x in OPERATORS[name].written or not y.isnan().any()))
+    found = recorded(operator, call)
+    for x, y in zip((*OPERATORS[operator].written, *OPERATORS[operator].leaves)[::-1], found[::-1], strict=False):
+        assert x not in shapes or (y.shape == shapes[x] and (x in OPERATORS[operator].written or not y.isnan().any()))
 
 
 STRIDES_DIFFER = pytest.mark.xfail(reason="a call returns a view of the product, and q without data is contiguous")
@@ -108,20 +108,20 @@ STRIDES_DIFFER = pytest.mark.xfail(reason="a call returns a view of the product,
 
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[STRIDES_DIFFER] * (x == "qkv_rope_and_cache")) for x in OPERATORS]
+    "operator", [pytest.param(x, marks=[STRIDES_DIFFER] * (x == "qkv_rope_and_cache")) for x in OPERATORS]
 )
-def test_tensors_without_data_give_the_shapes_and_strides(device, name, where):
+def test_tensors_without_data_give_the_shapes_and_strides(device, operator, where):
     """Meta and fake tensors, with gradients, in strides that are not contiguous."""
 
-    call = call_of(name, where, seq_format="bhsd", device=device)
-    for x in {"q", "k", "kv"} - {*OPERATORS[name].written}:
+    call = call_of(operator, where, seq_format="bhsd", device=device)
+    for x in {"q", "k", "kv"} - {*OPERATORS[operator].written}:
         if x in call and call[x].ndim == 4:
             call[x] = call[x].transpose(1, 2).contiguous().transpose(1, 2)
 
     def described(made):
         given = {key: made(x) if isinstance(x, torch.Tensor) else x for key, x in call.items()}
         given |= {key: tuple(map(made, x)) for key, x in call.items() if key in ("weight", "bias") and type(x) is tuple}
-        return [(x.shape, x.stride(), x.dtype) for x in recorded(name, given)]
+        return [(x.shape, x.stride(), x.dtype) for x in recorded(operator, given)]
 
     wanted = described(torch.clone)
     assert described(lambda x: x.to("meta")) == wanted

@@ -24,6 +24,11 @@ def test_product(device, shape, dtype, first, last):
 def test_table(row, is_wrong):
     pass
 
+@pytest.mark.parametrize("where", ["rows", "offsets"])
+@pytest.mark.parametrize("operator", ["rotate", "norm"])
+def test_operators(operator, where):
+    pass
+
 def test_alone():
     pass
 
@@ -50,6 +55,8 @@ def test_smoke_is_the_first_case_of_each_function(collected):
     assert [name.partition("[")[0] for name in collected("--size=smoke")] == [
         "test_product",
         "test_table",
+        "test_operators",
+        "test_operators",
         "test_alone",
         "test_targets",
     ]
