@@ -73,8 +73,7 @@ def _record(study: str, found: pd.DataFrame, directory: Path) -> None:
         pass
     frame = pd.concat([kept, found], ignore_index=True) if len(kept) else found
     frame = frame.sort_values("study", key=lambda names: names.map(list(OURS).index), kind="stable")
-    why = "Nsight Compute launched them, in processes of its own"
-    records.write(RECORD, frame, directory, parameters={"smoke": False}, kernels_unknown=why)
+    records.write(RECORD, frame, directory, parameters={"smoke": False})
     print(f"  {study}: {len(found)} calls, {found.kernels.sum()} kernels", flush=True)
 
 

@@ -21,6 +21,7 @@ class ProcessEnd:
         stopped: why the run ended before the last law; empty if it did not.
         refused: why the function could not be called at all, for a reason outside of the function; empty if it could.
         about: the declaration, name by name.
+        laws: the names of the laws that the function is held to; empty if the run ended before the declaration.
         screen: `Screen.as_dict`; None for a right function, and if the run ended before it.
     """
 
@@ -28,6 +29,7 @@ class ProcessEnd:
     stopped: str = ""
     refused: str = ""
     about: dict[str, Any] = field(default_factory=dict)
+    laws: list[str] = field(default_factory=list)
     screen: dict[str, Any] | None = None
 
     @property
@@ -59,19 +61,18 @@ class ProcessEnd:
 def hold_apart(
     target: str,
     declared: dict[str, Any],
-    law_names: list[str],
     limits: Limits,
-    tell: Callable[[str, int], object] = lambda begun, held: None,
+    tell: Callable[[str, int, int], object] = lambda begun, held, asked: None,
     broke: Callable[[str], object] = lambda words: None,
 ) -> ProcessEnd:
     """Import a function and hold it to laws, in a new process. The output of the function goes to stderr.
 
     Args:
         target: ``"package.module:function"``.
-        declared: the arguments of `declare`, with the name of the dtype.
-        law_names: the names of the laws of that declaration; the run is complete if all of them have a result.
+        declared: the arguments of `declare`, with the name of the dtype; the convention may be None, to be guessed.
         limits: the limits of import and laws together.
-        tell: called about every half second with the step that has begun and the number of laws with a result.
+        tell: called about every half second with the step that has begun, the number of laws with a result and the
+            number of laws, which is 0 before the declaration.
         broke: called once, with the first law that does not hold and its counterexample, in words.
 
     Raises:
@@ -86,7 +87,8 @@ def hold_apart(
         if broken and not told:
             told.append(broken[0]["law"])
             broke(broken[0]["words"])
-        tell(dict(notes).get("begun", START), len(results))
+        said = dict(notes)
+        tell(said.get("begun", START), len(results), len(said["declared"]["laws"]) if "declared" in said else 0)
 
     done = run("verify", {"target": target, "declared": declared}, limits, tell_of_notes)
     outcome = ProcessEnd(about={"function": target, **declared})
@@ -94,11 +96,14 @@ def hold_apart(
     for kind, value in done.notes:
         if kind == "result":
             outcome.results[value["law"]] = value
+        elif kind == "declared":
+            outcome.laws = value["laws"]
+            outcome.about["convention"] = value["convention"]
         elif kind == "refused":
             outcome.refused = value
         elif kind == "screen":
             outcome.screen = value
-        complete = kind == "done" and outcome.results.keys() == set(law_names)
+        complete = kind == "done" and outcome.results.keys() == set(outcome.laws)
     if not complete and not outcome.refused:
         outcome.stopped = done.ended
     return outcome

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from ropelab.arguments import shown
+from ropelab.conformance.cache import CACHE_CONVENTIONS
+from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.declared import DTYPES, check_device, declare
-from ropelab.conformance.meant import did_you_mean
+from ropelab.conformance.meant import conventions_of, did_you_mean
 from ropelab.conformance.result import Result
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.verify import check_function, judge
@@ -96,8 +98,7 @@ def main(folder: str) -> None:
 
 def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
     """Import a function, and hold it to laws; the arguments are those of `hold_apart`."""
-    declaration = declare(**declared | {"dtype": DTYPES[declared["dtype"]]})
-    device = declaration.about["device"]
+    device = declared.get("device", "cpu")
     notes.begun(f"a first use of the device {device}")
     try:
         check_device(device)
@@ -108,13 +109,31 @@ def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
     with surroundings.importing():
         function = load(target)
     try:
-        check_function(function, declaration.convention)
+        check_function(function, declared["convention"] or "module")
     except TypeError as reason:
         raise Unusable(f"target: expected package.module:function, got {target} ({reason})") from None
+    with surroundings.ours():
+        convention = declared["convention"] or _guessed(function)
+        try:
+            declaration = declare(**declared | {"convention": convention, "dtype": DTYPES[declared["dtype"]]})
+        except ValueError as reason:
+            raise Unusable(str(reason)) from None
+    notes.write("declared", {"convention": convention, "laws": [law.name for law in declaration.laws]})
     report = judge(function, declaration, surroundings, begun=notes.begun, found=notes.result, target=target)
     notes.begun("the measurement of the function")
     if report.screen is not None:
         notes.write("screen", report.screen.as_dict())
+
+
+def _guessed(function: Any) -> str:
+    """Return the one convention that the parameters of a function fit."""
+    known: dict[str, Any] = CONVENTIONS | CACHE_CONVENTIONS
+    fitting, near = conventions_of(function, known)
+    if len(fitting) == 1:
+        return fitting[0]
+    which = f"the parameters fit {' and '.join(fitting)}" if fitting else "the parameters fit none"
+    listed = "".join(f"\n  {name}: {known[name].signature}" for name in fitting or near)
+    raise Unusable(f"convention: expected --convention, because {which}{'; the nearest:' * (not fitting)}{listed}")
 
 
 def hold_model(notes: Notes, target: str) -> None:

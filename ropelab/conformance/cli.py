@@ -58,7 +58,9 @@ def main() -> None:
 @app.command()
 def verify(
     target: Annotated[str, typer.Argument(help="package.module:function")],
-    convention: Annotated[str, typer.Option(help="How the function is called: ropelab conventions lists them.")],
+    convention: Annotated[
+        str | None, typer.Option(help="How the function is called, if its parameters do not say: ropelab conventions.")
+    ] = None,
     layout: Annotated[str | None, typer.Option(help="The layout of the features: split_half or interleaved.")] = None,
     out_layout: Annotated[str | None, typer.Option(help="The layout of the result, if it differs.")] = None,
     seq_format: Annotated[str | None, typer.Option(help="The order of the axes: bshd, sbhd or bhsd.")] = None,
@@ -116,9 +118,10 @@ def verify(
         raise typer.BadParameter(f"target: expected package.module:function, got {target!r}; did you mean {named!r}?")
     if dtype not in DTYPES:
         raise typer.BadParameter(f"dtype: expected one of {tuple(DTYPES)}, got {dtype!r}{did_you_mean(dtype, DTYPES)}")
-    _known("convention", convention, "conventions", CONVENTIONS | CACHE_CONVENTIONS)
+    if convention is not None:
+        _known("convention", convention, "conventions", CONVENTIONS | CACHE_CONVENTIONS)
     for name in (*(law or ()), *(skip or ())):
-        _known("law", name, "laws", laws_of(convention))
+        _known("law", name, "laws", LAWS | CACHE_LAWS if convention is None else laws_of(convention))
     files = {
         name: path for name, path in (("json", json), ("markdown", markdown), ("repro", repro)) if path is not None
     }
@@ -134,30 +137,31 @@ def verify(
     }  # fmt: skip
     if sizes is not None:
         declared["token_counts"] = _token_counts("sizes", sizes)
-    try:
-        declaration = declare(**declared, dtype=DTYPES[dtype])
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    names = [chosen.name for chosen in declaration.laws]
+    if convention is not None:
+        try:
+            declare(**declared, dtype=DTYPES[dtype])
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
     with ExitStack() as reserved:
         write_json = _reserved(reserved, "json", json)
         write_markdown = _reserved(reserved, "markdown", markdown)
         write_repro = _reserved(reserved, "repro", repro)
         line = ProgressLine()
 
-        def tell(begun: str, held: int) -> None:
-            line.show(f"{held} of {len(names)} laws have a result, now {begun}; {line.left(held, len(names))}")
+        def tell(begun: str, held: int, asked: int) -> None:
+            counted = f"{held} of {asked} laws have a result, " if asked else ""
+            line.show(f"{counted}now {begun}; {line.left(held, asked)}")
 
         with _or_stop("the function's process could not be started"):
             outcome = hold_apart(
-                target, {**declared, "dtype": dtype}, names, limits, tell, lambda words: line.say(f"wrong: {words}")
+                target, {**declared, "dtype": dtype}, limits, tell, lambda words: line.say(f"wrong: {words}")
             )
         line.end()
         write_json(outcome.to_json)
         write_markdown(outcome.to_markdown)
         if outcome.screen is not None and (source := outcome.screen["repro"]):
             write_repro(lambda: source)
-    _print(lambda console: _show(console, target, outcome, len(names), verbose))
+    _print(lambda console: _show(console, target, outcome, verbose, convention is None))
     raise Judged(EXIT_CODES[outcome.verdict])
 
 
@@ -332,12 +336,16 @@ def _or_stop(reason: str) -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def _show(console: Console, target: str, outcome: ProcessEnd, asked: int, verbose: bool) -> None:
+def _show(console: Console, target: str, outcome: ProcessEnd, verbose: bool, guessed: bool) -> None:
     if outcome.results and verbose:
         console.print(_table(outcome))
     seconds = sum(result["seconds"] for result in outcome.results.values())
-    said = f"{target}: {_verdict(outcome, asked)} ({seconds:.1f} s)"
+    said = f"{target}: {_verdict(outcome)} ({seconds:.1f} s)"
     console.print(Text(said, COLOURS[outcome.verdict]), soft_wrap=True)
+    if guessed and outcome.laws:
+        name = outcome.about["convention"]
+        kind: Any = (CONVENTIONS | CACHE_CONVENTIONS)[name]
+        console.print(Text(f"its parameters fit --convention {name}: {kind.signature}", "dim"), soft_wrap=True)
     if outcome.failed and not verbose:
         console.print(Text("\n" + summary(outcome.as_dict())), soft_wrap=True)
     elif outcome.failed:
@@ -368,8 +376,9 @@ def _table(outcome: ProcessEnd) -> Table:
     return table
 
 
-def _verdict(outcome: ProcessEnd, asked: int) -> str:
-    """Return the verdict in words; ``asked`` is the number of laws that the function should be held to."""
+def _verdict(outcome: ProcessEnd) -> str:
+    """Return the verdict in words."""
+    asked = len(outcome.laws)
     if outcome.refused:
         return f"not judged: {outcome.refused}"
     applied = sum(result["status"] != "not applicable" for result in outcome.results.values())
@@ -383,7 +392,7 @@ def _verdict(outcome: ProcessEnd, asked: int) -> str:
         return f"not judged: nothing was compared with the definition: {why}"
     if outcome.verdict == "wrong":
         return broken
-    every = sum(law.by_default for law in laws_of(outcome.about.get("convention", "")).values())
+    every = sum(law.by_default for law in laws_of(outcome.about["convention"]).values())
     held = sum(result["status"] == "pass" for result in outcome.results.values())
     noted = sum(result["status"] == "note" for result in outcome.results.values())
     every_one = "the one law that applies holds" if held == 1 else f"all {held} laws that apply hold"

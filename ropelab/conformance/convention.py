@@ -49,6 +49,7 @@ class Convention:
     Attributes:
         name: the key of the convention in ``CONVENTIONS``.
         signature: the call, for messages.
+        other_signatures: other forms of the call that a function may have.
         expresses: the keys of ``CANNOT`` that the convention can express.
         pair: whether a call rotates q and k together.
         in_place: whether the convention prescribes that the result overwrites the inputs; None if the author of a
@@ -80,6 +81,7 @@ class Convention:
 
     name: str
     signature: str
+    other_signatures: tuple[str, ...] = ()
     expresses: frozenset[str] = frozenset()
     pair = False
     in_place: bool | None = False

@@ -82,6 +82,10 @@ class HuggingFace(Convention):
 
     name = "huggingface"
     signature = "fn(q, k, cos, sin, unsqueeze_dim=1) -> (q, k)"
+    other_signatures = (
+        "fn(q, k, cos, sin, position_ids, unsqueeze_dim=1) -> (q, k)",
+        "fn(x, cos, sin, unsqueeze_dim=1) -> x",
+    )
     expresses = ALL - {"packed", "shards", "padding", "axes"}
     pair = True
     looks_up = False

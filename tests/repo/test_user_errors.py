@@ -31,6 +31,9 @@ def outer(base):
 
     return inner
 
+def of_rows(x, cos, sin):
+    return x
+
 def raises(positions):
     raise RuntimeError("no licence")
 
@@ -66,7 +69,10 @@ class Malicious:
 AGAINST = ("--against", "somebodys:theta")
 PLAIN = ("--convention", "plain")
 MISTAKES = [
-    ("verify somebodys:model", "Missing option '--convention'"),
+    ("verify somebodys:outer", "convention: expected --convention, because the parameters fit none"),
+    ("verify somebodys:of_rows", "the parameters fit huggingface and flash_attn"),
+    ("verify somebodys:Rotary.forward", "a method without an object"),
+    ("verify somebodys:model --law defintion", "did you mean 'definition'?"),
     ("verify somebodys:model --convention huggingfaces", "did you mean 'huggingface'?"),
     ("verify somebodys:model --convention hf", "did you mean 'huggingface'?"),
     ("verify somebodys:model --convention plain --layout neox", "did you mean 'split_half'?"),

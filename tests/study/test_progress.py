@@ -82,8 +82,8 @@ def test_verify_tells_of_the_laws(tmp_path, monkeypatch):
     told = []
     names = ["isometry", "definition"]
     outcome = hold_apart(
-        "slow_rope:rope", {"convention": "plain", "laws": names, "dtype": "float32"}, names, process.Limits(),
-        lambda begun, held: told.append((begun, held)),
+        "slow_rope:rope", {"convention": "plain", "laws": names, "dtype": "float32"}, process.Limits(),
+        lambda begun, held, asked: told.append((begun, held)),
     )  # fmt: skip
     assert outcome.verdict == "right", outcome
     held = [number for _, number in told]
@@ -97,7 +97,7 @@ def test_a_broken_law_counts_once(monkeypatch):
 
     notes, told = [("begun", "the law a"), ("result", {"law": "a"}), ("result", {"law": "a"})], []
     monkeypatch.setattr(apart, "run", lambda task, arguments, limits, tell: tell(notes) or process.Run(notes, ""))
-    apart.hold_apart("a:b", {}, ["a"], process.Limits(), lambda begun, held: told.append((begun, held)))
+    apart.hold_apart("a:b", {}, process.Limits(), lambda begun, held, asked: told.append((begun, held)))
     assert told == [("the law a", 1)]
 
 

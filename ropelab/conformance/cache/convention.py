@@ -48,6 +48,7 @@ class CacheConvention:
     Attributes:
         name: the key of the convention in ``CACHE_CONVENTIONS``: the name of the operator.
         signature: the call, for messages.
+        other_signatures: other forms of the call that an operator may have.
         latent: whether the operator is for multi-head latent attention: one key head beside a latent vector.
         norm: whether the operator normalizes q and k.
         optional_norm: whether the norm can be left out.
@@ -80,6 +81,7 @@ class CacheConvention:
 
     name: str
     signature: str
+    other_signatures = ()
     latent = False
     norm = False
     optional_norm = False
