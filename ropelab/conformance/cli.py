@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import combinations
 from json import dumps
 from pathlib import Path
@@ -40,9 +41,12 @@ app = typer.Typer(
 
 EXIT_CODES = {"right": 0, "wrong": 1, "not judged": 2}
 COLOURS = {"right": "bold green", "wrong": "bold red", "not judged": "bold yellow"}
-TIMEOUT = Annotated[float, typer.Option(help="The seconds for the whole run, from the import on.")]
-MEMORY = Annotated[float, typer.Option(help="The GiB of memory for the run and all that it starts, on Linux.")]
-JSON = Annotated[Path | None, typer.Option(help="A file that gets the report as JSON.")]
+CALL, CLAIM, RUN, REPORT = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("The call", "The claims", "The run", "The report")
+)
+TIMEOUT = Annotated[float, RUN(help="The seconds for the whole run, from the import on.")]
+MEMORY = Annotated[float, RUN(help="The GiB of memory for the run and all that it starts, on Linux.")]
+JSON = Annotated[Path | None, REPORT(help="A file that gets the report as JSON.")]
 STYLES = {"pass": "green", "note": "yellow", "fail": "bold red", "error": "bold red", "not applicable": "dim"}
 
 
@@ -59,40 +63,38 @@ def main() -> None:
 def verify(
     target: Annotated[str, typer.Argument(help="package.module:function")],
     convention: Annotated[
-        str | None, typer.Option(help="How the function is called, if its parameters do not say: ropelab conventions.")
+        str | None, CALL(help="How the function is called, if its parameters do not say: ropelab conventions.")
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="The layout of the features: split_half or interleaved.")] = None,
-    out_layout: Annotated[str | None, typer.Option(help="The layout of the result, if it differs.")] = None,
-    seq_format: Annotated[str | None, typer.Option(help="The order of the axes: bshd, sbhd or bhsd.")] = None,
-    sign: Annotated[str, typer.Option(help="standard, or reversed: rotate by minus the angle.")] = "standard",
-    maths: Annotated[str | None, typer.Option(help="narrow: in the inputs' dtype; wide: float32 or wider.")] = None,
+    layout: Annotated[str | None, CALL(help="The layout of the features: split_half or interleaved.")] = None,
+    out_layout: Annotated[str | None, CALL(help="The layout of the result, if it differs.")] = None,
+    seq_format: Annotated[str | None, CALL(help="The order of the axes: bshd, sbhd or bhsd.")] = None,
+    sign: Annotated[str, CLAIM(help="standard, or reversed: rotate by minus the angle.")] = "standard",
+    maths: Annotated[str | None, CLAIM(help="narrow: in the inputs' dtype; wide: float32 or wider.")] = None,
     columns: Annotated[
-        str | None, typer.Option(help="The layout of full-width tables, if it differs; or pair, or repeated.")
+        str | None, CALL(help="The layout of full-width tables, if it differs; or pair, or repeated.")
     ] = None,
-    inplace: Annotated[bool, typer.Option("--inplace", help="The result overwrites the inputs.")] = False,
-    once: Annotated[bool, typer.Option("--once-differentiable", help="No second derivatives are claimed.")] = False,
-    norm_last: Annotated[bool, typer.Option("--norm-last", help="The norm comes after the rotation.")] = False,
-    norm_across: Annotated[bool, typer.Option("--norm-across", help="All heads of a token share a norm.")] = False,
-    table_free: Annotated[bool, typer.Option("--table-free", help="Frequencies take the place of tables.")] = False,
-    rotary_dim: Annotated[int | None, typer.Option(help="The number of features that rotate.")] = None,
-    head_dim: Annotated[int, typer.Option(help="The number of features of a head.")] = 16,
-    q_heads: Annotated[int, typer.Option(help="The number of heads of q.")] = 4,
-    k_heads: Annotated[int, typer.Option(help="The number of heads of k.")] = 2,
-    base: Annotated[float, typer.Option(help="The base of the frequencies.")] = 10000.0,
-    device: Annotated[str, typer.Option(help="The device: cpu, cuda, cuda:1, ...")] = "cpu",
-    dtype: Annotated[str, typer.Option(help=f"The dtype of most cases: {', '.join(DTYPES)}.")] = "float32",
-    law: Annotated[list[str] | None, typer.Option(help="Hold the function to this law only; can be repeated.")] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="Leave this law out; can be repeated.")] = None,
-    sizes: Annotated[
-        str | None, typer.Option(help="Numbers of tokens beyond which a function has another path.")
-    ] = None,
-    arrays: Annotated[str, typer.Option(help="torch; jax or numpy for a function of their arrays.")] = "torch",
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print each law, and each counterexample.")] = False,
+    inplace: Annotated[bool, CALL("--inplace", help="The result overwrites the inputs.")] = False,
+    once: Annotated[bool, CLAIM("--once-differentiable", help="No second derivatives are claimed.")] = False,
+    norm_last: Annotated[bool, CLAIM("--norm-last", help="The norm comes after the rotation.")] = False,
+    norm_across: Annotated[bool, CLAIM("--norm-across", help="All heads of a token share a norm.")] = False,
+    table_free: Annotated[bool, CLAIM("--table-free", help="Frequencies take the place of tables.")] = False,
+    rotary_dim: Annotated[int | None, CALL(help="The number of features that rotate.")] = None,
+    head_dim: Annotated[int, CALL(help="The number of features of a head.")] = 16,
+    q_heads: Annotated[int, CALL(help="The number of heads of q.")] = 4,
+    k_heads: Annotated[int, CALL(help="The number of heads of k.")] = 2,
+    base: Annotated[float, CALL(help="The base of the frequencies.")] = 10000.0,
+    device: Annotated[str, RUN(help="The device: cpu, cuda, cuda:1, ...")] = "cpu",
+    dtype: Annotated[str, RUN(help=f"The dtype of most cases: {', '.join(DTYPES)}.")] = "float32",
+    law: Annotated[list[str] | None, RUN(help="Hold the function to this law only; can be repeated.")] = None,
+    skip: Annotated[list[str] | None, RUN(help="Leave this law out; can be repeated.")] = None,
+    sizes: Annotated[str | None, RUN(help="Numbers of tokens beyond which a function has another path.")] = None,
+    arrays: Annotated[str, CALL(help="torch; jax or numpy for a function of their arrays.")] = "torch",
+    verbose: Annotated[bool, REPORT("-v", "--verbose", help="Print each law, and each counterexample.")] = False,
     timeout: TIMEOUT = Limits.seconds,
     memory: MEMORY = Limits.gibibytes,
     json: JSON = None,
-    markdown: Annotated[Path | None, typer.Option(help="A file that gets the report as an issue's text.")] = None,
-    repro: Annotated[Path | None, typer.Option(help="A file that gets a script of the smallest wrong call.")] = None,
+    markdown: Annotated[Path | None, REPORT(help="A file that gets the report as an issue's text.")] = None,
+    repro: Annotated[Path | None, REPORT(help="A file that gets a script of the smallest wrong call.")] = None,
 ) -> None:
     """Hold a function to the laws, one after another, in a new process.
 
