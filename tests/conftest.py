@@ -23,6 +23,10 @@ pytest_plugins = ["tests.sizes", "tests.poison", *(["tests.interpreter"] if INTE
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--record", action="store_true", help="write the tables that tests on a GPU make into data/")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     """The processes of ``--numprocesses auto``: one for each core, at most ten on a GPU, which they share."""

@@ -22,12 +22,16 @@ Place = tuple[str, str]
 """A module of the package, and a name in it."""
 
 
+_NOTING: list[set[str]] = []
+"""What the contexts of `noted` have found so far, the innermost last."""
+
+
 @contextmanager
 def noted() -> Iterator[set[str]]:
     """Note the kernels of this project that Triton compiles, or loads, within the context, as ``"module.function"``.
 
-    A process loads a kernel once, so the context belongs around all that a process launches. Other processes note
-    their own.
+    A process loads a kernel once, so the context belongs around all that a process launches. Another process notes its
+    own kernels, and `note` adds them here.
     """
     found: set[str] = set()
     if not HAS_TRITON:
@@ -43,8 +47,18 @@ def noted() -> Iterator[set[str]]:
         if module.startswith(f"{_PACKAGE}."):
             found.add(f"{module.removeprefix(f'{_PACKAGE}.')}.{source.fn.__name__}")
 
-    with mock.patch.object(CompiledKernel, "__init__", made):
-        yield found
+    _NOTING.append(found)
+    try:
+        with mock.patch.object(CompiledKernel, "__init__", made):
+            yield found
+    finally:
+        _NOTING[:] = [each for each in _NOTING if each is not found]
+
+
+def note(kernels: Iterable[str]) -> None:
+    """Add kernels that another process has noted to those of the innermost context of `noted`, if there is one."""
+    if _NOTING:
+        _NOTING[-1].update(kernels)
 
 
 def reached(kernels: Iterable[str], folder: Path = KERNELS) -> dict[str, str]:

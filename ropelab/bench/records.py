@@ -16,7 +16,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MEASUREMENTS = ROOT / "data" / "measurements"
 
 REFERENCE = "nvidia-h100-80gb-hbm3"
-"""The GPU whose records are complete. README.md and the guide show it; it is read where the GPU at hand has none."""
+"""The GPU of reference, whose records are complete. README.md, the guide and the book show its records."""
 
 UNKNOWN = "unknown"
 _SMI_FIELDS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw", "driver_version")
@@ -45,7 +44,7 @@ class Missing(Unusable, FileNotFoundError):
 
 
 class Damaged(Unusable, ValueError):
-    """The record exists, but it was written by hand, or its table does not fit its provenance."""
+    """The record exists, but no run wrote it, or its table does not fit its provenance."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +92,7 @@ def write(
     peers: Mapping[str, str] | None = None,
     not_run: Mapping[str, str] | None = None,
     kernels: Mapping[str, str] | None = None,
+    kernels_unknown: str = "",
     protocol: Mapping[str, int] | None = None,
 ) -> Record:
     """Write a record of this machine, replacing an earlier one of the same study.
@@ -103,6 +103,7 @@ def write(
             (`ropelab.bench.packages.located`).
         not_run: the name of each contender that could not run -> the reason.
         kernels: each function that a launch reached -> the hash of its code (`ropelab.bench.reached`).
+        kernels_unknown: why the record does not name the kernels that ran; "" if it does.
         protocol: the numbers of the timer and of the study (`ropelab.bench.protocols`).
 
     Raises:
@@ -115,6 +116,7 @@ def write(
         "peers": dict(peers or {}),
         "not_run": dict(not_run or {}),
         "kernels": dict(kernels or {}),
+        **({"kernels_unknown": kernels_unknown} if kernels_unknown else {}),
         "protocol": dict(protocol or {}),
     }
     csv, about = files(study, directory, provenance["gpu"]["name"])
@@ -123,7 +125,7 @@ def write(
         read = pd.read_csv(new_csv)
         if flaws := list(record_checks.senseless_times(read)):
             raise ValueError(f"{study}: {'; '.join(flaws)}")
-        provenance |= record_checks.described(new_csv, read)
+        provenance["csv_sha256"] = record_checks.sha256(new_csv)
         new_about.write_text(json.dumps(provenance, indent=1, default=str) + "\n", encoding="utf-8")
     return Record(study, frame, provenance)
 
@@ -157,8 +159,8 @@ def load(study: str, where: Where = MEASUREMENTS, *, gpu: str | None = None) -> 
 
     Raises:
         Missing: the record does not exist. The message names the command that measures it.
-        Damaged: the record was written by hand, or its table does not fit its provenance, its run or its study. The
-            message names the file and the flaw.
+        Damaged: no run wrote the record, or its table does not fit its provenance or its run. The message names the
+            file and the flaw.
         ValueError: ``study`` is no name.
     """
     (record,) = load_together([study], where, gpu=gpu)
@@ -209,16 +211,18 @@ def selection(where: Where, gpu: str | None = None) -> Selection:
 
 
 def gpus(directory: Path = MEASUREMENTS) -> list[str]:
-    """The folders of the GPUs that have records: first the GPU at hand, then ``REFERENCE``, then the others by name."""
+    """The folders of the GPUs that have records: first ``REFERENCE``, then the others by name."""
     found = {path.parent.name for path in Path(directory).glob("*/*.json")}
-    return sorted(found, key=lambda name: (name != here(), name != REFERENCE, name))
+    return sorted(found, key=lambda name: (name != REFERENCE, name))
 
 
-def hand_written(where: Where = MEASUREMENTS) -> list[str]:
-    """The records that were written by hand, such as ``"nvidia-h200/kernel_variants"``; `load` refuses them."""
-    where = selection(where)
-    paths = sorted(where.directory.glob(f"{where.gpu or '*'}/*.json"))
-    return [f"{path.parent.name}/{path.stem}" for path in paths if _by_hand(path)]
+def of_one_gpu(directory: Path, gpu: str = "") -> Selection:
+    """The records of ``gpu``, or else of the first of `gpus`.
+
+    Raises:
+        ValueError: ``gpu`` has no records there.
+    """
+    return selection(directory, gpu or next(iter(gpus(directory)), None))
 
 
 def here() -> str | None:
@@ -254,29 +258,17 @@ def without_folders(text: str) -> str:
 def _read(path: Path) -> Record:
     csv = path.with_suffix(".csv")
     try:
-        provenance = json.loads(record_checks.content(path))
-        frame = pd.read_csv(BytesIO(record_checks.content(csv)))
+        provenance = json.loads(path.read_bytes())
+        frame = pd.read_csv(csv)
     except (OSError, ValueError, RecursionError) as error:
         raise Damaged(f"{_shown(path)}: {type(error).__name__}: {without_folders(str(error))}") from error
-    if wrong := list(record_checks.wrong_types(provenance)):
-        raise Damaged(f"{_shown(path)}: {'; '.join(wrong)}")
-    if why := record_checks.hand_written(provenance):
-        raise Damaged(f"{_shown(path)}: written by hand, so it supports no verdict: {why}")
-    if missing := {"study", "torch", "triton"} - provenance.keys():
-        raise Damaged(f"{_shown(path)}: the provenance lacks {', '.join(sorted(missing))}")
+    if why := record_checks.of_no_run(provenance):
+        raise Damaged(f"{_shown(path)}: no run wrote it, so it supports no verdict: {why}")
     if (folder := slug(provenance["gpu"]["name"])) != path.parent.name:
         raise Damaged(f"{_shown(path)}: gpu name: expected the GPU of the folder {path.parent.name}, got {folder}")
     if flaws := list(record_checks.flaws(csv, frame, provenance)):
         raise Damaged(f"{_shown(csv)}: {'; '.join(flaws)}")
     return Record(path.stem, frame, provenance)
-
-
-def _by_hand(path: Path) -> bool:
-    try:
-        provenance = json.loads(record_checks.content(path))
-    except (OSError, ValueError, RecursionError):
-        return False  # `load` reports the damaged file
-    return not any(record_checks.wrong_types(provenance)) and bool(record_checks.hand_written(provenance))
 
 
 def _shown(path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ropelab.bench import processes, workers
+from ropelab.bench import processes, reached, workers
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
 from ropelab.bench.study import GIB
 from ropelab.progress import minutes
@@ -65,7 +65,7 @@ def side_by_side(
                     waiting.remove(job)
                     own = own_process(modules)
                     with processes.environment(interpret=False):  # the process starts now and inherits the environment
-                        running[own.submit(job.function, *job.arguments)] = job, own, time.monotonic()
+                        running[own.submit(_noting, job.function, *job.arguments)] = job, own, time.monotonic()
             if not running:
                 for job in waiting:
                     needs, free = f"{job.takes / GIB:.1f} GiB", f"{free_bytes / GIB:.1f} GiB"
@@ -79,7 +79,18 @@ def side_by_side(
                 job, own, _ = running[future]
                 own.end()  # the process has ended, and its GPU memory is free
                 del running[future]
-                yield job, future.exception() or future.result()
+                if error := future.exception():
+                    yield job, error
+                    continue
+                result, kernels = future.result()
+                reached.note(kernels)
+                yield job, result
     finally:
         for _, own, _ in running.values():
             own.end(at_once=True)
+
+
+def _noting(function: Callable[..., Any], *arguments: Any) -> tuple[Any, set[str]]:
+    """The result of a job, and the kernels of this project that it launched."""
+    with reached.noted() as kernels:
+        return function(*arguments), kernels

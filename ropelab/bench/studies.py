@@ -31,53 +31,53 @@ from ropelab.bench.whole_models import whole_models
 from ropelab.bench.workers import MOST_PROCESSES
 
 STUDIES: dict[str, Study] = {
-    "dense": Study(dense, gpu_gib=6),
-    "formats": Study(formats, gpu_gib=8, wide=True),
-    "packed": Study(packed, gpu_gib=4),
-    "few_tokens": Study(few_tokens, gpu_gib=1),
+    "dense": Study(dense, gpu_gib=6, rows=32),
+    "formats": Study(formats, gpu_gib=8, rows=96, wide=True),
+    "packed": Study(packed, gpu_gib=4, rows=24),
+    "few_tokens": Study(few_tokens, gpu_gib=1, rows=16),
     # With 131,072 tokens q and k take 1.3 GB, and each contender keeps results of this size.
-    "lengths": Study(lengths, gpu_gib=16, wide=True),
-    "qk_norm": Study(qk_norm, gpu_gib=11),
+    "lengths": Study(lengths, gpu_gib=16, rows=16, wide=True),
+    "qk_norm": Study(qk_norm, gpu_gib=11, rows=12),
     # With 4,096 tokens a set of all features of q of latent attention takes 1 GiB.
-    "paged_cache": Study(paged_cache, gpu_gib=7),
-    "one_pass_cells": Study(one_pass_cells, gpu_gib=13, wide=True),
+    "paged_cache": Study(paged_cache, gpu_gib=7, rows=25),
+    "one_pass_cells": Study(one_pass_cells, gpu_gib=13, rows=120, wide=True),
     "row_scales": Study(row_scales, gpu_gib=13, wide=True),
-    "cached_keys": Study(cached_keys, gpu_gib=2, wide=True),
+    "cached_keys": Study(cached_keys, gpu_gib=2, rows=50, wide=True),
     # With 8,192 tokens q of 128 heads takes 1 GiB, and two sets take turns.
-    "block_scales": Study(block_scales, gpu_gib=8, wide=True),
+    "block_scales": Study(block_scales, gpu_gib=8, rows=32, wide=True),
     # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
-    "latent_attention": Study(latent_attention, gpu_gib=16),
-    "latent_tiles": Study(latent_tiles, gpu_gib=12, wide=True),
+    "latent_attention": Study(latent_attention, gpu_gib=16, rows=30),
+    "latent_tiles": Study(latent_tiles, gpu_gib=12, rows=243, wide=True),
     # A set of 16,384 tokens takes 0.2 GiB, and each contender keeps results of such a size.
-    "mrope": Study(mrope, gpu_gib=2, wide=True),
-    "table_free": Study(table_free, gpu_gib=6),
-    "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),
+    "mrope": Study(mrope, gpu_gib=2, rows=120, wide=True),
+    "table_free": Study(table_free, gpu_gib=6, rows=24),
+    "table_free_error": Study(table_free_error, gpu_gib=3, rows=22, timed=False),
     # With 16,384 tokens x, the weight and a result of 10,240 features take 0.8 GiB, and each contender keeps a result.
-    "projection": Study(projections, gpu_gib=4, wide=True),
-    "projection_blocks": Study(blocks, gpu_gib=3, wide=True),
-    "projection_axes": Study(axes, gpu_gib=3, wide=True),
-    "projection_compiled": Study(compiled, gpu_gib=4, wide=True),
-    "projection_tiles": Study(projection_tiles, gpu_gib=4, wide=True),
+    "projection": Study(projections, gpu_gib=4, rows=63, wide=True),
+    "projection_blocks": Study(blocks, gpu_gib=3, rows=24, wide=True),
+    "projection_axes": Study(axes, gpu_gib=3, rows=8, wide=True),
+    "projection_compiled": Study(compiled, gpu_gib=4, rows=3, wide=True),
+    "projection_tiles": Study(projection_tiles, gpu_gib=4, rows=6, wide=True),
     # With 32,768 tokens and 96 heads a result takes 0.8 GiB, and each contender keeps one.
     "projection_sizes": Study(projection_sizes, gpu_gib=5, wide=True),
     # A block of 2^22 pairs takes 20 tensors of float64.
-    "all_pairs": Study(all_pairs, gpu_gib=2, timed=False, wide=True),
-    "memory": Study(memory, gpu_gib=3, timed=False),
-    "host": Study(host, gpu_gib=1),
+    "all_pairs": Study(all_pairs, gpu_gib=2, rows=10, timed=False),
+    "memory": Study(memory, gpu_gib=3, rows=2, timed=False),
+    "host": Study(host, gpu_gib=1, rows=8),
     "projection_host": Study(projection_host, gpu_gib=2, wide=True),
-    "decode_chain": Study(decode_chain, gpu_gib=2, wide=True),
-    "deepspeed_table": Study(deepspeed_table, gpu_gib=3),
-    "tiles": Study(tiles, gpu_gib=28, wide=True),
-    "one_pass_tiles": Study(one_pass_tiles, gpu_gib=9, wide=True),
-    "model_heads": Study(model_heads, gpu_gib=8, wide=True),
-    "tile_regret": Study(tile_regret, gpu_gib=8, wide=True),
+    "decode_chain": Study(decode_chain, gpu_gib=2, rows=4, wide=True),
+    "deepspeed_table": Study(deepspeed_table, gpu_gib=3, rows=12),
+    "tiles": Study(tiles, gpu_gib=28, rows=1398, wide=True),
+    "one_pass_tiles": Study(one_pass_tiles, gpu_gib=9, rows=450, wide=True),
+    "model_heads": Study(model_heads, gpu_gib=8, rows=600, wide=True),
+    "tile_regret": Study(tile_regret, gpu_gib=8, rows=3343, wide=True),
     # DeepSeek-V3's two layers have 3.2 GB of weights and as many gradients; activations of 8,192 tokens come on top.
     "whole_models": Study(whole_models, gpu_gib=40, wide=True),
     # Eleven engines have caches of 1 GiB and the weights of four layers, or three have 2 GiB and 8 GB of weights.
-    "servers": Study(servers, gpu_gib=60, wide=True),
+    "servers": Study(servers, gpu_gib=60, wide=True, kernels_unknown="vLLM's engines launched them"),
     # Two engines have 8 GB of weights and a cache of 4 GiB, and one has twice the weights.
-    "server_logits": Study(server_logits, gpu_gib=50, timed=False, wide=True),
+    "server_logits": Study(server_logits, gpu_gib=50, rows=2, timed=False),
     # This study starts processes, each with a CUDA context.
-    "conformance": Study(conformance, gpu_gib=1.5 * MOST_PROCESSES, timed=False, wide=True),
+    "conformance": Study(conformance, gpu_gib=1.5 * MOST_PROCESSES, timed=False),
 }
 """The name of the record -> the study."""

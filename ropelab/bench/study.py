@@ -8,6 +8,8 @@ from typing import Any
 import pandas as pd
 
 GIB = 2**30
+CONTENDERS = ("contender", "operator", "version", "grids", "method")
+"""The columns that name a contender; a table has the first of them that it has."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,11 @@ class Study:
         untimed: a function of ``smoke`` for the part of the study that measures no time. The part may run beside other
             studies, and returns its findings by key.
         timed: whether the table contains times. Such a study has the machine to itself while it is timed. A study
-            without times runs beside other studies.
-        wide: whether the study is measured only if the user names it. No claim and no table of README needs it.
+            without times is a test on a GPU, which writes its record (``pytest -m gpu --record``).
+        wide: whether a timed study is measured only if the user names it. No claim and no table of README needs it.
+        rows: the rows of the table of a whole run, those of one contender where contenders may be missing; 0 where they
+            depend on the laws, models or packages at hand.
+        kernels_unknown: why a record cannot name the kernels that the study launched; "" if it can.
     """
 
     table: Callable[..., pd.DataFrame | Iterator[pd.DataFrame]]
@@ -33,6 +38,8 @@ class Study:
     untimed: Callable[..., Mapping[Any, Any]] | None = None
     timed: bool = True
     wide: bool = False
+    rows: int = 0
+    kernels_unknown: str = ""
 
     @property
     def gpu_bytes(self) -> int:
@@ -42,6 +49,14 @@ class Study:
     def modules(self) -> set[str]:
         """The names of the modules whose functions measure."""
         return {_module(function) for function in (self.table, self.untimed) if function}
+
+    def other_rows(self, table: pd.DataFrame) -> str:
+        """Why this is no table of a whole run; "" if the contender with most rows has as many as are stated."""
+        column = next((name for name in CONTENDERS if name in table), None)
+        found = len(table) if column is None else table[column].value_counts().max()
+        if not self.rows or found == self.rows:
+            return ""
+        return f"expected {self.rows} rows{f' of each {column}' if column else ''}, got {found}"
 
     def __call__(self, *, smoke: bool = False) -> pd.DataFrame | Iterator[pd.DataFrame]:
         return self.table(smoke=smoke) if self.untimed is None else self.table(self.untimed(smoke=smoke), smoke=smoke)

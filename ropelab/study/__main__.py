@@ -13,7 +13,7 @@ import torch
 import typer
 
 from ropelab.bench import processes
-from ropelab.bench.records import MEASUREMENTS, ROOT, Selection, selection
+from ropelab.bench.records import MEASUREMENTS, ROOT, Selection, of_one_gpu
 from ropelab.bench.workers import cores
 from ropelab.progress import ProgressLine
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure, run the notebooks, draw, report.", no_args_is_help=True, add_completion=False)
 Smoke = Annotated[bool, typer.Option("--smoke", help="Tiny parameters: does everything run?")]
-Gpu = Annotated[str, typer.Option(help="Whose records, as nvidia-h200; by default of the GPU at hand, or the first.")]
+Gpu = Annotated[str, typer.Option(help="Whose records: a folder of data/measurements; by default of the reference.")]
 
 MEASURING = ("ropelab.study.engine.jobs", processes.COMPILER)
 REPORTING = ("ropelab.study.engine.runner", "ropelab.study.site.ledgers")
@@ -226,9 +226,9 @@ def take_measurements(directory: Path, build: Path, smoke: bool, only: list[str]
 
 
 def chosen(gpu: str) -> Selection:
-    """The committed records of a GPU, or of any GPU if ``gpu`` is ``""``."""
+    """The committed records of a GPU, or else of the GPU of reference."""
     try:
-        return selection(MEASUREMENTS, gpu)
+        return of_one_gpu(MEASUREMENTS, gpu)
     except ValueError as error:
         refuse(str(error))
 

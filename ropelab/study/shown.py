@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from html import escape
 
@@ -81,16 +82,29 @@ class Shown:
         display(Markdown(f"*{why}.*"))
         return None
 
-    def figure(self, name: str, say: Callable[..., str] | None = None) -> None:
+    def figure(self, name: str, say: Callable[..., str] | None = None, *, by: str = "") -> None:
         """Draw a figure, and publish what ``say`` makes of its tables as a finding; or note the missing record."""
         try:
             registry.show(name, self.where)
         except Unusable as error:
             display(Markdown(f"*There is no figure: {error}.*"))
             return
-        tables = (one.frame for one in records.load_together(registry.all_figures()[name][0], self.where))
-        if say and (sentence := say(*tables)):
-            finding(sentence)
+        if say:
+            self.finding(say, *registry.all_figures()[name][0], by=by)
+
+    def finding(self, say: Callable[..., str], *studies: str, by: str = "") -> None:
+        """Publish what ``say`` makes of the tables of these studies as a finding; or note what is not measured."""
+        with self.gap():
+            if sentence := say(*(record.frame for record in records.load_together(studies, self.where))):
+                finding(sentence, by=by)
+
+    @contextmanager
+    def gap(self) -> Iterator[None]:
+        """A note takes the place of the rest of the block, where it needs what the records lack."""
+        try:
+            yield
+        except Unusable as lacking:
+            display(Markdown(f"*{lacking}.*"))
 
     def table(self, frame: pd.DataFrame, *columns: str) -> None:
         """Display a table, or these columns of it."""

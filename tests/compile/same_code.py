@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, redirect_stdout
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,7 +67,6 @@ def recorded() -> list[Note]:
 def planned(note: Note) -> tuple[Any, tuple]:
     """The launch that this process's code makes for the call of a note, and its arguments."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     from ropelab.kernels.launch import Launch
 
@@ -83,7 +82,6 @@ def planned(note: Note) -> tuple[Any, tuple]:
     with ExitStack() as opened:
         opened.enter_context(mock.patch.object(torch.cuda, "get_device_properties", lambda device: gpu))
         opened.enter_context(mock.patch.object(torch.cuda, "get_device_capability", lambda device: (9, 0)))
-        opened.enter_context(FakeTensorMode())
         arguments, options = decoded(plan["arguments"], [])
         opened.enter_context(mock.patch.object(Launch, "__init__", making))
         getattr(importlib.import_module(f"ropelab.kernels.{module}"), name)(*arguments, **options)
@@ -91,6 +89,14 @@ def planned(note: Note) -> tuple[Any, tuple]:
     dtypes = [None if name == "-" else getattr(torch, name) for name in note["dtypes"].split()]
     tensors = launch.named(*(dtype and torch.empty(0, dtype=dtype, device="meta") for dtype in dtypes))
     return launch, (tensors, *[0] * (len(launch.kernel.params) - 1 - len(launch.fixed)))
+
+
+@cache
+def on_gpu() -> type:
+    """The type of tensors without contents that say that they are on a GPU, where there may be none."""
+    import torch
+
+    return type("OnGpu", (torch.Tensor,), {"device": torch.device("cuda", 0), "is_cuda": True})
 
 
 def decoded(value: Any, tensors: list) -> Any:
@@ -101,7 +107,8 @@ def decoded(value: Any, tensors: list) -> Any:
         case {"same": number}:
             return tensors[number]
         case {"tensor": [shape, stride, dtype]}:
-            tensors.append(torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device="cuda"))
+            x = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device="meta")
+            tensors.append(x.as_subclass(on_gpu()))
             return tensors[-1]
         case {"dtype": name}:
             return getattr(torch, name)

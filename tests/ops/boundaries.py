@@ -98,6 +98,12 @@ ROWS = {
         ("q", one_place), ("q", grad), ("q", sparse), ("k", sparse), ("cos", grad),
         ("k", lambda x: grad(x)[:, :, :1]),
     ],
+    "apply_rope, frequencies": [
+        ({"cos": ONES(8, 8), "sin": ONES(8, 8)}, "frequencies"), ("frequencies", FLOATS),
+        ("frequencies", lambda x: x[:, 0]), ("frequencies", ropelab.rotary_frequencies(18)), ("frequencies", ELSEWHERE),
+        ("frequencies", lambda x: x.T), ("rotary_slice", (0, 6), "frequencies"), ("offsets", 2**31 - 3, "frequencies"),
+        ({"offsets": 0, "positions": torch.tensor([0, 1, 2, 1 - 2**31])}, "positions"),
+    ],
     "apply_rope, axes": [
         ({"positions": None}, "axes"), ({"positions": None, "offsets": torch.tensor([1, 2])}, "axes"),
         ("axes", (0, 1, 1)), ("axes", ()), ("axes", (0, 1, -1, 0, 0, 0, 0, 0)), ("axes", (0.0,) * 8),

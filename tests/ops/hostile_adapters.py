@@ -1,6 +1,7 @@
 """Invalid calls of public functions and adapters, generated: each argument becomes a value that cannot be meant."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -169,7 +170,7 @@ def of_tensor(x: torch.Tensor) -> dict[str, Any]:
     is_floating = x.is_floating_point()
     wrong = {
         "None": None, "a list": [1.0, 2.0], "a number": 2.5, "a string": "tensor", "on meta": x.to("meta"),
-        "bool": x.bool(), "of another dtype": x.long() if is_floating else x.float(), "of no axis": x.flatten()[0],
+        "bool": x.bool(), "of another dtype": x.long() if is_floating else x.float(), "of no axis": x.new_zeros(()),
         "an array": np.ones((2, 2)),
         "of one more axis": x[None], "shorter": x[:-1], "empty": x[:0], "longer": torch.cat((x, x[-1:])),
     }  # fmt: skip
@@ -252,12 +253,37 @@ def tensors(call: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def contents(call: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The bytes of the tensors of a call."""
-    return {name: x.detach().clone().contiguous().view(-1).view(torch.uint8) for name, x in tensors(call).items()}
+    flat = {name: x.detach().flatten() for name, x in tensors(call).items()}
+    return {name: x.new_empty(x.shape).copy_(x).view(torch.uint8) for name, x in flat.items()}
 
 
 def changed(before: dict[str, torch.Tensor], call: dict[str, Any]) -> set[str]:
     """The tensors whose bytes differ from ``before``."""
     return {name for name, x in contents(call).items() if not torch.equal(x, before[name])}
+
+
+def outcome(function, call, *, argument=None, finite=False):
+    """ "right" for a call that returns; "refused" for one that an argument's name refuses; else what is wrong.
+
+    Args:
+        argument: the argument that the refusal must name; by default any parameter of the function.
+        finite: whether all results must be finite.
+    """
+    before = contents(call)
+    try:
+        found = function(**call)
+    except (TypeError, ValueError) as error:
+        begins = re.match(r"(\w+)\S*: expected .*\bgot\b", str(error), re.DOTALL)
+        named = {argument} if argument else signature(function).parameters
+        if not begins or begins[1] not in named:
+            return f"{type(error).__name__}: {error}"
+        wrote = changed(before, call)
+        return f"wrote {wrote}, then {error}" if wrote else "refused"
+    except (RuntimeError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError) as error:
+        return f"{type(error).__name__}: {error}"
+    results = tensors({"results": found if isinstance(found, (tuple, list)) else (found,)} | call)
+    infinite = [name for name, x in results.items() if x.is_floating_point() and not x.float().isfinite().all()]
+    return f"{infinite} not finite" if infinite and finite else "right"
 
 
 def aliased(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]]:

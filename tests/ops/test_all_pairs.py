@@ -49,4 +49,4 @@ def test_wrong_tables_exceed_the_bound(monkeypatch):
 
 
 def test_is_a_study_of_the_records():
-    assert STUDIES["all_pairs"].wide and not STUDIES["all_pairs"].timed
+    assert not STUDIES["all_pairs"].timed

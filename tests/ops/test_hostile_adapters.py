@@ -4,8 +4,6 @@ Public functions and adapters take generated calls: each argument of a valid cal
 """
 
 import itertools
-import re
-from inspect import signature
 
 import pytest
 import torch
@@ -23,7 +21,7 @@ from tests.ops.hostile_adapters import (
     contents,
     copied,
     equivalents,
-    tensors,
+    outcome,
 )
 from tests.ops.hostile_calls import CONFIG
 from tests.ops.public_calls import OPERATIONS, PUBLIC, functions
@@ -31,30 +29,6 @@ from tests.ops.specs import same
 from tests.support import forget
 
 CALLS = PUBLIC | ADAPTERS
-
-
-def outcome(function, call, *, argument=None, finite=False):
-    """ "right" for a call that returns; "refused" for one that an argument's name refuses; else what is wrong.
-
-    Args:
-        argument: the argument that the refusal must name; by default any parameter of the function.
-        finite: whether all results must be finite.
-    """
-    before = contents(call)
-    try:
-        found = function(**call)
-    except (TypeError, ValueError) as error:
-        begins = re.match(r"(\w+)\S*: expected .*\bgot\b", str(error), re.DOTALL)
-        named = {argument} if argument else signature(function).parameters
-        if not begins or begins[1] not in named:
-            return f"{type(error).__name__}: {error}"
-        wrote = changed(before, call)
-        return f"wrote {wrote}, then {error}" if wrote else "refused"
-    except (RuntimeError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError) as error:
-        return f"{type(error).__name__}: {error}"
-    results = tensors({"results": found if isinstance(found, (tuple, list)) else (found,)} | call)
-    infinite = [name for name, x in results.items() if x.is_floating_point() and not x.float().isfinite().all()]
-    return f"{infinite} not finite" if infinite and finite else "right"
 
 
 @pytest.mark.parametrize("name", CALLS)

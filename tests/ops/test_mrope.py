@@ -75,21 +75,6 @@ def test_an_axis_that_no_pair_reads_counts_as_a_position(device):
 
 
 @CASES
-def test_gradients_are_those_of_axial_tables(device, head_dim, axes):
-    xs, tables, positions = inputs(device, head_dim, axes, dtype=torch.float64)
-    leaves = [t.requires_grad_() for t in (*xs, *tables.values())]
-    ys = apply_rope(*xs, **tables, positions=positions, axes=axes, out_layout="interleaved")
-    others = apply_rope(*xs, **gathered(tables, positions, axes), out_layout="interleaved")
-    cotangents = without_token([torch.randn_like(y) for y in ys], "bshd")
-    found, expected = (torch.autograd.grad(y, leaves, cotangents) for y in (ys, others))
-    for f, e in zip(found[:2], expected[:2], strict=True):
-        rotated = f[..., : 2 * len(axes)], e[..., : 2 * len(axes)]
-        assert torch.equal(*rotated) and torch.equal(f, without_token([e], "bshd")[0])
-    for f, e in zip(found[2:], expected[2:], strict=True):
-        torch.testing.assert_close(f, e)
-
-
-@CASES
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_qk_norm(device, head_dim, axes, layout):
     xs, tables, positions = inputs(device, head_dim, axes, dtype=torch.float32)

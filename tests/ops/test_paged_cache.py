@@ -188,17 +188,6 @@ def test_tables_with_a_batch_axis_and_offsets(device):
         assert_equal(call.key_cache, caches[0])
 
 
-def test_tables_with_a_row_for_each_token(device):
-    """M-RoPE: positions along several axes choose the columns of a token's row."""
-    call = example(device, positions=False)
-    positions = torch.randint(0, 9, (3, 7), device=call.q.device)
-    cos, sin = ropelab.axial_tables(call.options["cos"], call.options["sin"], positions, [0, 0, 0, 1, 1, 1, 2, 2])
-    call.options |= {"cos": cos, "sin": sin}
-    q, _, caches = call.separately()
-    assert_equal(call(), q)
-    assert_equal(call.key_cache, caches[0])
-
-
 def test_a_token_without_a_position_becomes_zeros(device):
     call = example(device, norm=True)
     call.options["positions"][2] = NO_POSITION
@@ -207,18 +196,6 @@ def test_a_token_without_a_position_becomes_zeros(device):
     assert not call()[2].any()
     assert not call.key_cache.flatten(0, 1)[27].any()
     assert_equal(call.value_cache.flatten(0, 1)[27], call.v[2])
-
-
-def test_slots_permute(device):
-    """Tokens in another order, with their positions and slots, give the same caches and q in that order."""
-    call, order = example(device, norm=True, tokens=13), torch.randperm(13)
-    other = example(device, norm=True, tokens=13)
-    other.q, other.k, other.v = (x[order] for x in (call.q, call.k, call.v))
-    other.slot_mapping = call.slot_mapping[order]
-    other.options = call.options | {"positions": call.options["positions"][order]}
-    assert_equal(other(), call()[order])
-    for a, b in zip(other.caches, call.caches, strict=True):
-        assert_equal(a, b)
 
 
 @pytest.mark.parametrize("slot", [28, 2**31 - 1, 2**31, 2**33, 2**62])

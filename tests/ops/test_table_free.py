@@ -158,25 +158,6 @@ def test_another_width_is_another_launch(device):
         assert torch.equal(ropelab.apply_rope(q, frequencies=frequencies), ropelab.apply_rope(q, cos=cos, sin=sin))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradient_is_the_rotation_back_and_can_be_differentiated(device, layout):
-    x, g = (draw(2, 5, 3, 8, dtype=torch.float64, device=device) for _ in range(2))
-    x.requires_grad_(), g.requires_grad_()
-    options = {"frequencies": ropelab.rotary_frequencies(8, device=device), "layout": layout, "offsets": 10**6}
-    (grad,) = torch.autograd.grad(ropelab.apply_rope(x, **options), x, g, create_graph=True)
-    assert torch.equal(grad, ropelab.apply_rope(g, inverse=True, **options))
-    (back,) = torch.autograd.grad(grad, g, x)
-    assert torch.equal(back, ropelab.apply_rope(x, **options))
-
-
-def test_in_place(device):
-    q, k = draw(2, 5, 3, 8, device=device), draw(2, 5, 1, 8, device=device)
-    frequencies = ropelab.rotary_frequencies(8, device=device)
-    expected = ropelab.apply_rope(q, k, frequencies=frequencies)
-    ropelab.apply_rope(q, k, frequencies=frequencies, inplace=True)
-    assert torch.equal(q, expected[0]) and torch.equal(k, expected[1])
-
-
 def test_positions_beyond_int32(device):
     q, frequencies = draw(1, 2, 3, 8, device=device), ropelab.rotary_frequencies(8, device=device)
     positions = torch.tensor([5, 2**40], device=device)
@@ -248,39 +229,3 @@ def test_frequencies_are_made_outside_of_what_is_compiled(device):
     q, compilations = draw(2, 5, 3, 8, device=device), CompileCounter()
     assert torch.equal(torch.compile(rotate, backend=compilations)(q), rotate(q))
     assert compilations.frame_count == 1
-
-
-BAD = {
-    "beside cos": (
-        {"cos": torch.ones(5, 4), "sin": torch.ones(5, 4)},
-        ValueError,
-        "frequencies: expected no frequencies beside cos",
-    ),
-    "floats": ({"frequencies": torch.ones(4, 3)}, TypeError, "frequencies: expected one of int64, got float32"),
-    "rank": ({"frequencies": torch.ones(4).long()}, ValueError, r"frequencies: expected shape \[rotary_dim/2, 3\]"),
-    "too wide": (
-        {"frequencies": ropelab.rotary_frequencies(10)},
-        ValueError,
-        r"frequencies: expected .* 1 to head_dim/2 = 4 pairs, got \(5, 3\)",
-    ),
-    "transposed": ({"frequencies": ropelab.rotary_frequencies(8).t()}, ValueError, "frequencies: expected shape"),
-    "of another slice": (
-        {"rotary_slice": (0, 6)},
-        ValueError,
-        r"frequencies: expected shape \(3, 3\), a row per pair, got \(4, 3\)",
-    ),
-    "elsewhere": (
-        {"frequencies": ropelab.rotary_frequencies(8, device="meta")},
-        ValueError,
-        "frequencies: expected q's device cpu, got meta",
-    ),
-    "past the end": ({"offsets": 2**31 - 4}, ValueError, "2147483648"),
-    "no position": ({"positions": torch.tensor([0, 1, 2, 3, 1 - 2**31])}, ValueError, "-2147483647"),
-}
-
-
-@pytest.mark.parametrize(("change", "error", "message"), BAD.values(), ids=BAD)
-def test_is_refused_by_name(change, error, message):
-    good = {"frequencies": ropelab.rotary_frequencies(8)}
-    with pytest.raises(error, match=message):
-        ropelab.apply_rope(torch.randn(1, 5, 2, 8), **good | change)

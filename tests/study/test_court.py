@@ -10,7 +10,7 @@ import pytest
 
 from ropelab.bench import records
 from ropelab.bench.unavailable import Unavailable
-from ropelab.study.engine import comparisons, decisive, judging, kept, ledger, provenance, quotations
+from ropelab.study.engine import builds, comparisons, decisive, judging, kept, ledger, provenance, quotations
 from ropelab.study.engine.builds import Built
 from ropelab.study.engine.claims import AUTHOR, REVIEWER, documents, load_claims
 from ropelab.study.engine.comparisons import DOCUMENT, Comparison
@@ -297,6 +297,15 @@ def test_what_rests_on_a_build_says_how_it_was_controlled():
     assert "compiled by this project" not in rows.remarks["FS-05"]
 
 
+def test_gpus_that_ran_other_builds_of_one_source_are_told(monkeypatch):
+    checksums = {"nvidia-h100-80gb-hbm3": {"fused-sm_90": "1"}, "nvidia-h200": {"fused-sm_90": "1"}}
+    monkeypatch.setattr(builds, "_checksums", lambda name, where: checksums.get(where.gpu, {}))
+    h100 = records.Selection(records.MEASUREMENTS, "nvidia-h100-80gb-hbm3")
+    assert builds.others(["te_kernels"], h100) == []
+    checksums["nvidia-h200"] = {"fused-sm_90": "2"}
+    assert builds.others(["te_kernels"], h100) == ["nvidia-h200"] and builds.others([], h100) == []
+
+
 def test_a_claim_whose_protocol_nobody_ran_stands_beyond_its_document():
     assert all(test.protocol == DOCUMENT for claim in CLAIMS.values() for test in claim.test)
     for name in ("SG-09", "SG-10", "TE-04", "TE-15"):
@@ -437,10 +446,10 @@ def test_the_mean_and_the_largest_of_cells():
 
 @pytest.mark.parametrize("document", documents(), ids=lambda document: document.key)
 def test_every_quotation_is_one_of_the_page(document):
-    """The places of the quotations are known, and another word in a quotation has none."""
+    """The quotations were found in the pages, and another word in a quotation was not."""
     table = pd.read_csv(quotations.QUOTATIONS)
     assert quotations.missing(document, table) == []
-    assert (table["at"] >= 0).all() and document.key in quotations.pages()
+    assert document.key in quotations.pages()
     assert all(quotations.passages(claim.quote) for claim in document.claims)
     entry = dict(document.entries[0])
     entry["quote"] = entry["quote"][:-1] + 'x"'
@@ -451,8 +460,8 @@ def test_every_quotation_is_one_of_the_page(document):
 def test_a_quotation_is_found_in_its_page():
     (document,) = [found for found in documents() if found.key == "transformer_engine"]
     text = " ".join(passage for _, passage in quotations.quoted(document))
-    assert quotations.places(document, text)[1] == []
-    _, wrong = quotations.places(document, text.replace("Microbenchmark on H100", "Microbenchmark on A100"))
+    assert quotations.found(document, text)[1] == []
+    _, wrong = quotations.found(document, text.replace("Microbenchmark on H100", "Microbenchmark on A100"))
     assert wrong == ["TE-05: 'Microbenchmark on H100' is not in the page"]
 
 

@@ -4,11 +4,13 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from ropelab.bench import fetch_peers, protocols, reached, records, staleness
-from ropelab.study.engine import measuring_code
+from ropelab.bench.side_by_side import Job, side_by_side
+from ropelab.study.engine import measuring_code, registered
 from tests.compile import same_code
 
 KERNELS = records.ROOT / "kernels"
@@ -120,12 +122,37 @@ def test_hashes_are_written_and_numbers_stay(tmp_path, monkeypatch):
 
 
 def test_the_committed_records_know_their_code():
+    known = registered.all_studies()
     for path in sorted(records.MEASUREMENTS.glob("*/*.json")):
         about = json.loads(path.read_text())
-        if not about.get("hand_written"):
-            assert about["protocol"] and {"kernels", "peers", "csv_sha256"} <= about.keys(), path
-            assert path.stat().st_size < 10_000, path
-    assert not any(records.load(study, gpu=records.REFERENCE).stale for study in ("dense", "projection", "paged_cache"))
+        of_others = "ropelab" not in path.with_suffix(".csv").read_text()
+        assert path.stat().st_size < 10_000, path
+        if path.stem in known and not known[path.stem].timed:
+            assert about["protocol"] == about["kernels"] == {} and staleness.stale(about) == (), path
+            assert "median_us" not in path.with_suffix(".csv").read_text().partition("\n")[0], path
+            continue
+        assert about["protocol"], path
+        assert about["kernels"] or about.get("kernels_unknown") or of_others, path
+
+
+def test_an_added_peer_marks_no_record_and_an_edited_kernel_those_that_launched_it(kernels, monkeypatch):
+    every = {path: json.loads(path.read_text()) for path in records.MEASUREMENTS.glob("*/*.json")}
+    before = {path: staleness.stale(about) for path, about in every.items()}
+    peer = next(entry for entry in fetch_peers.read_list() if isinstance(entry, fetch_peers.Package))
+    entries = [*fetch_peers.read_list(), replace(peer, name="another", version="1.0")]
+    monkeypatch.setattr(fetch_peers, "read_list", lambda: entries)
+    assert before == {path: staleness.stale(about) for path, about in every.items()}
+
+    edited(kernels, "qk_norm_triton.py", "def _qk_norm_rope_kernel(", "def _qk_norm_rope_kernel(more, ")
+    for path, about in every.items():
+        assert (NORM in reached.changed(about["kernels"], {}, kernels)) == (NORM in about["kernels"]), path
+
+
+@pytest.mark.process
+def test_the_kernels_of_other_processes_are_noted():
+    with reached.noted() as found:
+        assert [job.name for job, _ in side_by_side([Job("one", reached.note, ([ROTATE],))], 2**40)] == ["one"]
+    assert found == {ROTATE}
 
 
 @pytest.mark.gpu

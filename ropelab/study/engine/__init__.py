@@ -17,7 +17,7 @@ How a claim gets its verdict, in reading order:
 Checks on the evidence:
 
 - `kept`: every verdict with its figures, also for machines without published code
-- `quotations`: the places of the quotations in the documents
+- `quotations`: whether the quotations are in the documents
 - `provenance`: records compared with one another, with the list of peers and with the history
 
 How the study runs:

@@ -25,6 +25,7 @@ from typing import Any
 from ropelab.bench import records
 from ropelab.study.engine.comparisons import Comparison, Frames
 from ropelab.study.engine.repeats import LIBRARY
+from ropelab.study.engine.verdict import Untold
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,10 @@ class Built:
             return ""
         if self.control is None:
             return "compiled by this project; no published library has the code, so that nothing controls the build"
-        off = self.off(frames)
+        try:
+            off = self.off(frames)
+        except Untold as missing:
+            return f"compiled by this project; the record lacks {missing}"
         return f"compiled by this project: {self.control.what} is up to {off:.1%} off 1" if off else ""
 
 

@@ -8,7 +8,6 @@ from IPython.display import HTML, Markdown, display
 
 from ropelab.bench import records as measurements
 from ropelab.bench.records import Selection, Where
-from ropelab.study.engine import kept
 from ropelab.study.engine.claims import documents, load_claims
 from ropelab.study.engine.findings import finding
 from ropelab.study.engine.ledger import WEAK, counts, ledger, short
@@ -52,11 +51,10 @@ def show_claims(document: str, records: Where) -> pd.DataFrame:
         f"The outcomes of the {len(found)} claims of {name}: {counts(found, 'outcome')}. "
         f"The basis of the verdicts: {counts(found, 'basis')}."
     )
-    gpu = where.gpu or next(iter(measurements.gpus(where.directory)), "")
     matters = {claim.id: claim.matters for claim in claims}
     shown: dict[bool, list[str]] = {True: [], False: []}
     for row in found.fillna("").to_dict("records"):
-        shown[bool(matters[row["id"]])].append(_claim(row, _elsewhere(row, gpu), matters[row["id"]]))
+        shown[bool(matters[row["id"]])].append(_claim(row, matters[row["id"]]))
     folded = f"<details><summary>The {len(shown[False])} other claims</summary>{''.join(shown[False])}</details>"
     display(HTML("\n".join([*shown[True], *([folded] if shown[False] else [])])))
     return found
@@ -81,27 +79,13 @@ def _in_words(words: str) -> str:
     return f"the effect is {words}" if words.startswith(("larger", "smaller")) else f"the claim {words}"
 
 
-def _elsewhere(row: dict, gpu: str) -> str:
-    """The kept verdicts of GPUs other than ``gpu`` whose outcome is another one, in words."""
-
-    def outcome(words: str) -> str:
-        return re.sub(r"\d+|s\b", "", words.partition(" (")[0])
-
-    rows = kept.read()
-    rows = rows[(rows.id == row["id"]) & (rows.gpu != gpu) & (rows.words != Outcome.UNTOLD)].itertuples()
-    said = [
-        f"On an {short(one.gpu)} {_in_words(one.words)}." for one in rows if outcome(one.words) != outcome(row["words"])
-    ]
-    return " ".join(said if row["outcome"] != Outcome.UNTOLD else [])
-
-
-def _claim(row: dict, elsewhere: str, matters: str) -> str:
+def _claim(row: dict, matters: str) -> str:
     """A claim as HTML: its quotation, its verdict and why it matters, and below them the evidence, folded."""
     rest = "".join(f"<dt>{name}</dt><dd>{escape(row[key])}</dd>" for key, name in _FOLDED.items() if row[key])
     lead, number = said(row)
     return (
         f"<h4>{row['id']}, by the {row['by']}</h4><blockquote>{escape(row['quote'])}</blockquote>"
-        f"<p><strong>{escape(lead)}</strong> {escape(number)} {elsewhere}</p>"
+        f"<p><strong>{escape(lead)}</strong> {escape(number)}</p>"
         f"{f'<p><em>Why it matters.</em> {escape(matters)}</p>' if matters else ''}"
         f"<details><summary>evidence: {escape(row['basis'])}</summary><dl>{rest}</dl></details>"
     )

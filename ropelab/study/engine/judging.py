@@ -141,7 +141,7 @@ def counted(found: Sequence[Verdict | bool | None], quantifier: Quantifier, need
     elif 2 * len(told) <= len(each):
         return untold(needs)
     elif quantifier is Quantifier.MOST:
-        if 2 * max(holding, failing) <= len(each) and failing != holding:
+        if 2 * holding <= len(each) and 2 * failing < len(each):
             return untold(needs)
         verdict = fact(holding > failing)
     elif not holding:

@@ -26,6 +26,7 @@ import pandas as pd
 
 from ropelab.bench import records as measurements
 from ropelab.bench.records import MEASUREMENTS, Selection, Where
+from ropelab.bench.rows import NotMeasured
 from ropelab.study.engine import builds, decisive, kept, provenance
 from ropelab.study.engine.claims import AUTHOR, Claim, load_claims, typed
 from ropelab.study.engine.comparisons import Comparison, judged
@@ -155,13 +156,17 @@ def judge(
         verdict = untold(lost).beside(elsewhere)
     else:
         verdict = _with_beyond(verdict, claim, claim.beyond, frames)
-    told = says(*(frames[name] for name in remarked)) if says else ""
+    lacking = ""
+    try:
+        told = says(*(frames[name] for name in remarked)) if says else ""
+    except NotMeasured as error:
+        told = lacking = str(error)
     text, numbers = (told, {}) if isinstance(told, str) else told
     more = [*claim.remarks, text, claim.built.said(claim.test, frames)]
     if verdict.outcome is not Outcome.UNTOLD:
         more.append(_by_another_method(claim, frames, own_gpu, verdict.outcome))
     verdict = verdict.with_text(verdict.measured, weak, *more, **numbers)
-    says_it = decisive.sentence(claim, frames, verdict)
+    says_it = "" if lacking else decisive.sentence(claim, frames, verdict)
     return replace(verdict, basis=verdict.basis or claim.basis, says=says_it), [found[name] for name in names]
 
 
@@ -186,7 +191,7 @@ def _first(claim: Claim, frames: Mapping[str, pd.DataFrame], own_gpu: bool) -> V
         if not claim.test:
             return untold(claim.needs)
         return judged(claim.test, frames, claim.quantifier, claim.needs, own_gpu=own_gpu, built=claim.built)
-    except Untold as missing:
+    except (Untold, NotMeasured) as missing:
         return untold(str(missing))
 
 

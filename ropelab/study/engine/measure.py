@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropelab.bench import peers, protocols, reached, record_checks, records
+from ropelab.bench import peers, protocols, reached, records
 from ropelab.bench.study import GIB, Study
 from ropelab.study.engine import expected, registered, schedule, unfinished
 from ropelab.study.engine.outcome import JobResult
@@ -82,7 +82,7 @@ def measure(
             missing.setdefault(outcome.reason, []).append(outcome.study)
         else:
             try:
-                _record(outcome.study, outcome, directory, smoke=smoke, not_run=not_run)
+                record(known[outcome.study], outcome, directory, smoke=smoke, not_run=not_run)
             except ValueError as error:
                 print(error, file=sys.stderr, flush=True)
                 broken.append(outcome.study)
@@ -92,25 +92,26 @@ def measure(
             run.note(outcome.study, tables[outcome.study])
             seconds = outcome.seconds or outcome.seconds_beside
             said = f"{len(outcome.found)} rows, {seconds:.1f} s{_beyond(known[outcome.study], outcome)}"
-            about = {"study": outcome.study, "parameters": {"smoke": smoke}}
-            said += "".join(f"; {flaw}" for flaw in record_checks.other_grid(outcome.found, about))
+            if not smoke and (other := known[outcome.study].other_rows(outcome.found)):
+                said += f"; {other}"
         print(f"  [{progress.done(outcome.study)}] {outcome.study}: {said}; {progress.left}", flush=True)
     if not broken:
         run.finish()
     return Measured(directory, list(run.done), missing, broken)
 
 
-def _record(study: str, outcome: JobResult, directory: Path, *, smoke: bool, not_run: Mapping[str, str]) -> None:
-    """Write the record of a study."""
+def record(study: Study, outcome: JobResult, directory: Path, *, smoke: bool, not_run: Mapping[str, str]) -> None:
+    """Write the record of a study. A table that is no times names no code: it is the result of its run."""
     records.write(
-        study,
+        outcome.study,
         outcome.found,
         directory,
         parameters={"smoke": smoke, **outcome.parameters},
         peers=outcome.peers,
         not_run=not_run,
-        kernels=reached.reached(outcome.kernels),
-        protocol=protocols.numbers(study),
+        kernels=reached.reached(outcome.kernels) if study.timed else {},
+        kernels_unknown=study.kernels_unknown if study.timed else "",
+        protocol=protocols.numbers(outcome.study) if study.timed else {},
     )
 
 

@@ -18,10 +18,11 @@ _TIMER = ("bench/timing.py", "bench/workloads.py", "bench/copies.py")
 
 
 def hashes() -> dict[str, str]:
-    """``"timer"`` and each study -> the hash of its code of today."""
+    """``"timer"`` and each study of times -> the hash of its code of today."""
     found = {protocols.TIMER: [ROOT / "ropelab" / name for name in _TIMER]}
     for name, study in sorted(all_studies().items()):
-        found[name] = [ROOT / f"{module.replace('.', '/')}.py" for module in study.modules]
+        if study.timed:
+            found[name] = [ROOT / f"{module.replace('.', '/')}.py" for module in study.modules]
     return {name: code_hash(paths, ROOT)[:DIGITS] for name, paths in found.items()}
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from ropelab.bench.records import ROOT, Selection, gpus, selection
+from ropelab.bench.records import ROOT, Selection, gpus, of_one_gpu
 
 
 def truths(**given: object) -> None:
@@ -45,7 +45,7 @@ def lists(check: Callable[..., None], length: int | None = None, /, **given: obj
 
 
 def chosen_records(records: object, gpu: object) -> Selection:
-    """The records that a notebook reads: in the directory ``records``, of ``gpu`` if it is not ``""``.
+    """The records that a notebook reads: in the directory ``records``, of ``gpu``, or else of the GPU of reference.
 
     A relative directory begins at the root of the checkout, so a notebook runs in any working directory.
     """
@@ -54,4 +54,4 @@ def chosen_records(records: object, gpu: object) -> Selection:
             raise TypeError(f"{name}: expected a word, got {value!r}")
     if not gpus(ROOT / records):
         raise ValueError(f"records: expected a directory with a folder of records for each GPU, got {records!r}")
-    return selection(ROOT / records, gpu)
+    return of_one_gpu(ROOT / records, gpu)

@@ -27,7 +27,7 @@ def problems(directory: Path = records.MEASUREMENTS) -> list[str]:
 def contradictions(directory: Path = records.MEASUREMENTS) -> list[str]:
     """The lines of `problems` that need no history: ``"<gpu>/<study>: <why>"``. No verdict rests on such a record."""
     found = _read(directory)
-    return [*_gpus(found), *_copies(found), *_peers(found)]
+    return [*_gpus(found), *_runs(found), *_copies(found), *_peers(found)]
 
 
 def _read(directory: Path) -> dict[Path, Any]:
@@ -36,7 +36,7 @@ def _read(directory: Path) -> dict[Path, Any]:
     for path in sorted(directory.glob("*/*.json")):
         try:
             about = json.loads(path.read_text())
-            if not any(record_checks.wrong_types(about)) and not record_checks.hand_written(about):
+            if not record_checks.of_no_run(about):
                 found[path] = about
         except (OSError, ValueError, RecursionError):
             continue
@@ -58,11 +58,22 @@ def _gpus(found: dict[Path, Any]) -> Iterator[str]:
             yield f"{_name(path)}: the GPU has {facts[1:]}, and {folders[path.parent.name][1:]} in other records"
 
 
+def _runs(found: dict[Path, Any]) -> Iterator[str]:
+    """The records of one run have the same versions."""
+    runs: dict[tuple, tuple[Path, tuple]] = {}
+    for path, about in found.items():
+        versions = tuple(about.get(name) for name in ("torch", "cuda", "triton", "python"))
+        versions += (about["gpu"].get("driver_version"),)
+        first, of_first = runs.setdefault((path.parent, about["commit"], about["command"]), (path, versions))
+        if versions != of_first:
+            yield f"{_name(path)}: has the versions {versions}, and {_name(first)} of its run has {of_first}"
+
+
 def _copies(found: dict[Path, Any]) -> Iterator[str]:
     """No table with times is that of another GPU."""
     seen: dict[str, Path] = {}
     for path, about in found.items():
-        timed = "median_us" in about.get("columns", {})
+        timed = "median_us" in path.with_suffix(".csv").read_text().partition("\n")[0].split(",")
         if timed and (other := seen.setdefault(about["csv_sha256"], path)) != path:
             yield f"{_name(path)}: has the times of {_name(other)}"
 

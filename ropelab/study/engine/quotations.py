@@ -1,12 +1,12 @@
 """Check that the quotations of the claims stand in the documents.
 
 The documents are public pages and no part of this repository. ``data/documents/texts.toml`` has the SHA-256 of each
-page as it was read, and ``data/documents/quotations.csv`` the place of each quotation in it. So a changed quotation is
-found without the pages, and with them every place is compared:
+page as it was read, and ``data/documents/quotations.csv`` that of each quotation that was found in it. So a changed
+quotation is found without the pages.
 
     python -m ropelab.study.engine.quotations FOLDER
 
-writes the places that it finds in the pages of the folder, and names each quotation that is in no page.
+writes the quotations that it finds in the pages of the folder, and names each that is in no page.
 """
 
 from __future__ import annotations
@@ -40,22 +40,23 @@ def quoted(document: Document) -> Iterator[tuple[str, str]]:
 def passages(quote: str) -> list[str]:
     """The passages in quotation marks, which may have quotation marks within; words around them are ours."""
     ends = r'(?=\W*$|[;,.] |: "|,? (?:and|to|of|eager|compiled|before|then)\b| \()'
-    return [_plain(found) for found in re.findall(rf'(?:^|(?<=[\s;,:]))"(.+?)"{ends}', quote)]
+    return [_plain(passage) for passage in re.findall(rf'(?:^|(?<=[\s;,:]))"(.+?)"{ends}', quote)]
 
 
 def missing(document: Document, table: pd.DataFrame) -> list[str]:
-    """A line for each quotation of the document that the table of places lacks."""
+    """A line for each quotation of the document that the table of `QUOTATIONS` lacks."""
     known = set(table[table.document == document.key].sha256)
     return [f"{one}: {passage!r} is no quotation" for one, passage in quoted(document) if _digest(passage) not in known]
 
 
-def places(document: Document, text: str) -> tuple[list[dict], list[str]]:
-    """The place of each quotation in the page, and a line for each quotation that is not there."""
+def found(document: Document, text: str) -> tuple[list[dict], list[str]]:
+    """A row for each quotation that is in the page, and a line for each that is not."""
     text, rows, lines = _plain(text), [], []
     for one, passage in quoted(document):
-        if (at := text.find(_plain(passage))) < 0:
+        if _plain(passage) in text:
+            rows.append({"document": document.key, "claim": one, "sha256": _digest(passage)})
+        else:
             lines.append(f"{one}: {passage!r} is not in the page")
-        rows.append({"document": document.key, "claim": one, "sha256": _digest(passage), "at": at})
     return rows, lines
 
 
@@ -65,15 +66,15 @@ def pages() -> dict[str, dict[str, str]]:
 
 
 def check(folder: Path) -> tuple[pd.DataFrame, list[str]]:
-    """The places of all quotations in the pages of a folder, and a line for each page or quotation that is wrong."""
+    """All quotations that are in the pages of a folder, and a line for each page or quotation that is wrong."""
     rows, lines = [], []
     for document in documents():
         page = pages()[document.key]
         content = (folder / page["name"]).read_bytes()
         if hashlib.sha256(content).hexdigest() != page["sha256"]:
             lines.append(f"{page['name']}: another page than that of {TEXTS.name}")
-        found, wrong = places(document, content.decode())
-        rows, lines = rows + found, lines + wrong
+        there, wrong = found(document, content.decode())
+        rows, lines = rows + there, lines + wrong
     return pd.DataFrame(rows), lines
 
 

@@ -27,7 +27,7 @@ def all_studies() -> dict[str, Study]:
 
 
 def named(only: Sequence[str] | None) -> list[str]:
-    """The studies that are asked for by their names, by default all but the wide sweeps.
+    """The studies that are asked for by their names, by default all that time something but the wide sweeps.
 
     Raises:
         ValueError: a study is unknown.
@@ -35,4 +35,4 @@ def named(only: Sequence[str] | None) -> list[str]:
     known = all_studies()
     if unknown := set(only or ()) - known.keys():
         raise ValueError(f"only: expected names out of {', '.join(known)}, got {', '.join(sorted(unknown))}")
-    return list(dict.fromkeys(only or [name for name, study in known.items() if not study.wide]))
+    return list(dict.fromkeys(only or [name for name, study in known.items() if study.timed and not study.wide]))

@@ -6,7 +6,7 @@ import pandas as pd
 
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.host import CALLS
-from ropelab.bench.rows import timed
+from ropelab.bench.rows import NotMeasured, timed
 from ropelab.study.engine import noise
 from ropelab.study.engine.repeats import between_runs
 from ropelab.study.engine.words import value_range
@@ -69,5 +69,8 @@ def spans(points: pd.DataFrame, by: str | list[str], value: str, *, speed: bool 
 def title(say: Callable[..., str], *frames: pd.DataFrame) -> str:
     """The first sentence on the tables of the first GPU, of which findings speak, after its name (a column ``gpu``)."""
     gpu = frames[0].gpu.iloc[0] if "gpu" in frames[0] else ""
-    said = say(*(frame[frame.gpu == gpu] if gpu else frame for frame in frames))
+    try:
+        said = say(*(frame[frame.gpu == gpu] if gpu else frame for frame in frames))
+    except NotMeasured as lacking:  # the figure shows what there is
+        said = str(lacking)
     return f"{gpu}: {said}".removeprefix(": ").replace("`", "").partition(". ")[0].removesuffix(".")

@@ -17,7 +17,7 @@ from ropelab.study.site.mathml import Writer
 
 @dataclass(frozen=True)
 class Ledger:
-    """A document's claims with their verdicts, in a row each; ``trouble`` says why there are no rows.
+    """A document's claims with their verdicts on one GPU, in a row each; ``trouble`` says why there are no rows.
 
     ``each`` has the ledger of each GPU.
     """
@@ -58,17 +58,9 @@ def ledger(document: documents.Document, where: records.Where = records.MEASUREM
     except Exception as error:  # the report must appear all the same, and state the error
         return _without_rows(document, error)
     writer = Writer()
-    verdicts = {judged.short(gpu): other.fillna("").set_index("id") for gpu, other in each.items()}
     for row in rows:
-        said: dict[tuple[str, str, str], list[str]] = {}
-        for name, other in verdicts.items():
-            said.setdefault(tuple(other.loc[row["id"], ["outcome", "words", "measured"]]), []).append(name)
-        row["verdicts"] = [
-            (", ".join(gpus), outcome, words, Markup(writer.inline(measured)))
-            for (outcome, words, measured), gpus in said.items()
-        ]
         row["phrase"] = " ".join(next(iter(quotations.passages(str(row["quote"]))), "").split()[:8])
-        for column in ("statement", "says", "quote", "needs", "beyond", "remarks"):
+        for column in ("statement", "says", "quote", "measured", "needs", "beyond", "remarks"):
             row[column] = Markup(writer.inline(str(row.get(column, ""))))
     return Ledger(document.key, document.name, rows, each=each, url=document.url)
 

@@ -12,12 +12,12 @@ from ropelab.study.plots import registry as figures
 
 
 def provenance(where: records.Selection) -> tuple[list[dict], list[str]]:
-    """Every record, and the figures that cannot be drawn.
+    """Every record of every GPU, and the figures that cannot be drawn from those of ``where``.
 
     Returns:
-        Two lists. The first has a row for each record: study, figures (the names of those that draw it), source (when
-        and where it was measured, or why it cannot be believed) and stale (what has changed since). The second has a
-        line for each figure that cannot be drawn.
+        Two lists. The first has a row for each record: study, gpu (its folder), figures (the names of those that draw
+        it), source (when and where it was measured, or why it cannot be believed) and stale (what has changed since).
+        The second has a line for each figure that cannot be drawn.
     """
     rows, damaged = [], []
     drawn = defaultdict(list)
@@ -28,9 +28,8 @@ def provenance(where: records.Selection) -> tuple[list[dict], list[str]]:
             damaged.append(f"{figure} is not drawn: {error}")
         for study in studies:
             drawn[study].append(figure)
-    paths = where.directory.glob(f"{where.gpu or '*'}/*.json")
-    for study, gpu in sorted((path.stem, path.parent.name) for path in paths):
-        row = {"study": study, "figures": drawn[study], "stale": ""}
+    for study, gpu in sorted((path.stem, path.parent.name) for path in where.directory.glob("*/*.json")):
+        row = {"study": study, "gpu": gpu, "figures": drawn[study], "stale": ""}
         try:
             record = records.load(study, where, gpu=gpu)
             source = f"{record.provenance['gpu']['name']}, {record.provenance['utc'][:10]}"
@@ -42,8 +41,10 @@ def provenance(where: records.Selection) -> tuple[list[dict], list[str]]:
 
 def changed_code(record: records.Record) -> str:
     """What has changed since the record was measured, by name."""
-    unknown = "" if record.provenance.get("kernels") else "its launches were not noted"
-    return ", ".join(record.stale) or unknown or "nothing"
+    if not record.provenance["protocol"]:
+        return "as old as its run: no times"
+    unknown = record.provenance.get("kernels_unknown", "")
+    return ", ".join(record.stale) or (f"its kernels are not known: {unknown}" if unknown else "nothing")
 
 
 def origin() -> list[str]:

@@ -14,7 +14,7 @@ from pygments.formatters import HtmlFormatter
 from ropelab.bench import records, whole_file
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine.findings import WAYS, counted
-from ropelab.study.engine.ledger import disagreements, tally
+from ropelab.study.engine.ledger import disagreements, short, tally
 from ropelab.study.engine.measure import Measured
 from ropelab.study.engine.runner import Run
 from ropelab.study.engine.verdict import Basis, Outcome
@@ -39,7 +39,8 @@ def write(
 
     Args:
         ledgers: the ledger of each document; by default they are computed here.
-        where: the records that the notebooks read.
+        where: the records that the notebooks read; by default those of the GPU of reference. Records of other GPUs,
+            and their verdicts, have a page of their own.
         measured: the measurements of this run; they get a page of their own.
 
     Returns:
@@ -48,6 +49,7 @@ def write(
         site that is larger than `LARGEST_SITE`.
     """
     where = records.selection(where)
+    where = where if where.gpu else records.of_one_gpu(where.directory)
     chapters = [chapter(run) for run in runs]
     problems = [f"{one.name}: a formula is shown as text: {formula}" for one in chapters for formula in one.unconverted]
     if ledgers is None:
@@ -59,10 +61,12 @@ def write(
         guide.Page("ledger.html", "Ledger of claims", "Court", [(one.key, one.document) for one in ledgers]),
         guide.Page("findings.html", "All findings", "Book"),
         guide.Page(RECORDS_PAGE, "Records", "Court"),
+        guide.Page("gpus.html", "Other GPUs", "Court"),
     ]
     if measured:
         overviews.append(guide.Page("measured.html", "Measured in this run", "Court"))
     judged, axes = _by_gpu(ledgers), {"outcome": list(Outcome), "basis": list(Basis)}
+    own = {gpu: rows for gpu, rows in judged.items() if gpu == where.gpu}
     listed = [overviews[0], *chapters, *overviews[1:], *guide.guides(), *reference.references()]
 
     environment = jinja2.Environment(
@@ -75,13 +79,15 @@ def write(
         smoke=smoke,
         first=page.name,
         ledgers=ledgers,
-        sources=sources,
+        sources=[row for row in sources if row["gpu"] == where.gpu],
+        elsewhere=[row for row in sources if row["gpu"] != where.gpu],
         measured=measured,
         times=beside_committed(measured).to_dict("records") if measured else [],
         troubles=[f"{run.name} stopped in {run.failure}; no later cell ran" for run in runs if run.failure] + problems,
         axes=axes,
-        tallies=[tally(judged, axis, names) for axis, names in axes.items() if judged],
-        differing=list(disagreements(judged).id) if len(judged) > 1 else None,
+        tallies=[tally(own, axis, names) for axis, names in axes.items() if own],
+        compared=[tally(judged, axis, names) for axis, names in axes.items() if judged],
+        differing=disagreements(judged).rename(columns=short),
         known=_known(chapters),
         studies={row["study"] for row in sources},
         sections=partial(_sections, chapters),

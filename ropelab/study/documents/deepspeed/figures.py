@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ropelab.bench.rows import need
 from ropelab.study.documents.deepspeed import table_figures
 from ropelab.study.documents.deepspeed.findings import digits
 from ropelab.study.plots import drawing, marks, ticks
@@ -52,6 +53,7 @@ def gradients(correctness: pd.DataFrame, footer: str = "") -> Figure:
 
 def paths(launches: pd.DataFrame, footer: str = "") -> Figure:
     """The raw kernel beside the ways DeepSpeed reaches it: time in copies, launches and extra memory."""
+    need(launches.path, "raw kernel", "DeepSpeed API")
     frame = launches.assign(copies=launches.median_us / launches.copy_us)
     raw, api = (frame[frame.path == name] for name in ("raw kernel", "DeepSpeed API"))
     slower = api.median_us / raw.median_us.iloc[0]

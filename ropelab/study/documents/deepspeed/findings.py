@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from ropelab.bench.rows import is_right
+from ropelab.bench.rows import is_right, need
 from ropelab.study.engine.words import value_range
 
 
@@ -43,6 +43,7 @@ def most_over(table: pd.DataFrame, contender: str) -> pd.Series:
 def table_sentence(table: pd.DataFrame) -> str:
     """torch.compile and ropelab at the shapes of the document's table, and the roof."""
     right = table[is_right(table)]
+    need(right.contender, "compile", "ropelab")
     shapes = right.pivot_table(index=["dtype", "direction", "seq_len"], columns="contender", values="fraction_of_copy")
     roof = most_over(table, "compile").max()
     return (

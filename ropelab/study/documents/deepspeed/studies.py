@@ -5,10 +5,10 @@ from ropelab.study.documents.deepspeed.callers import callers
 from ropelab.study.documents.deepspeed.measure import correctness, inductor_evidence, launch_evidence, packages
 
 STUDIES: dict[str, Study] = {
-    "deepspeed_packages": Study(packages, gpu_gib=0, timed=False),
-    "deepspeed_correctness": Study(correctness, gpu_gib=2, timed=False),
-    "deepspeed_launches": Study(launch_evidence, gpu_gib=2),
-    "deepspeed_callers": Study(callers, gpu_gib=4),
-    "deepspeed_inductor": Study(inductor_evidence, gpu_gib=2),
+    "deepspeed_packages": Study(packages, gpu_gib=0, rows=1, timed=False),
+    "deepspeed_correctness": Study(correctness, gpu_gib=2, rows=33, timed=False),
+    "deepspeed_launches": Study(launch_evidence, gpu_gib=2, rows=6),
+    "deepspeed_callers": Study(callers, gpu_gib=4, rows=16),
+    "deepspeed_inductor": Study(inductor_evidence, gpu_gib=2, rows=4),
 }
 """The name of a record -> the study that measures it."""

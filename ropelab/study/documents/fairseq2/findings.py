@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from ropelab.bench.rows import is_right, timed
+from ropelab.bench.rows import is_right, need, timed
 from ropelab.study.documents.fairseq2 import evidence
 from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE
 from ropelab.study.engine import noise
@@ -131,6 +131,7 @@ def whose(frame: pd.DataFrame) -> str:
 def times_by_compiling(frame: pd.DataFrame, contender: str, value: str = "median_us") -> float:
     """The mean over the forward cells of the compiled time over the eager time."""
     rows = frame[is_right(frame) & (frame.contender == contender)]
+    need(rows.contender, contender)
     if "direction" in rows:
         rows = rows[rows.direction == "forward"]
     wide = rows.pivot_table(index=SHAPE, columns="mode", values=value)

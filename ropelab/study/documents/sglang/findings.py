@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from ropelab.bench.rows import timed
+from ropelab.bench.rows import need, timed
 from ropelab.study.documents.sglang import evidence, measure
 from ropelab.study.documents.sglang.contenders import FLASH_FULL, OURS, OURS_CACHE
 from ropelab.study.documents.sglang.kernel_contenders import LAST_KERNEL, THIRD_KERNEL
@@ -64,6 +64,7 @@ def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
         times = fastest_persistent(timed(without_models(frame)))
         times = times[~times.contender.str.startswith("copy") & (times.contender != FLASH_FULL)]
         table = times.pivot_table(index=["cell", "layout"], columns="contender", values="median_us", sort=False)
+        need(table, OURS, OURS_CACHE)
         ours = table[[OURS, OURS_CACHE]].min(axis=1)
         behind = ours / table.drop(columns=[OURS, OURS_CACHE]).min(axis=1)
         ahead = table[behind > 1].idxmin(axis=1).unique()
@@ -77,6 +78,7 @@ def low_tokens(low: pd.DataFrame) -> str:
     cell = ["layout", "seq_len"]
     times = timed(low[low.family == "ropelab"])
     table = times.pivot_table(index=cell, columns="policy", values="median_us")
+    need(table, "on", "off")
     best = times.groupby(cell).median_us.min()
     copy = copies(timed(low)).groupby(cell).median_us.min()
     return (
@@ -96,9 +98,10 @@ def aligned_parts(parts: pd.DataFrame) -> str:
 
 
 def vector_widths(widths: pd.DataFrame) -> str:
-    times = timed(widths)
+    wide, narrow = (THIRD_KERNEL, LAST_KERNEL), (f"{THIRD_KERNEL}, narrow", f"{LAST_KERNEL}, narrow")
+    times = timed(widths, OURS, *wide, *narrow)
     table = times.pivot_table(index=["contender", "offset_bytes"], columns="layout", values="median_us")
-    gain = pd.concat([table.loc[f"{name}, narrow", 0] / table.loc[name, 0] for name in (THIRD_KERNEL, LAST_KERNEL)])
+    gain = pd.concat([table.loc[slow, 0] / table.loc[fast, 0] for slow, fast in zip(narrow, wide, strict=True)])
     ours = table.loc[OURS]
     return (
         f"16-byte accesses make the third and the last version {value_range(gain)} times as fast as 2-byte accesses. "

@@ -10,6 +10,7 @@ from ropelab.bench.model_steps import BATCH, NONE, NORMS, OURS, PLAIN, PREFILL, 
 from ropelab.bench.projection import KERNEL
 from ropelab.bench.projection import OURS as PASS
 from ropelab.bench.projection_law import Machine
+from ropelab.bench.rows import need
 from ropelab.bench.whole_models import LOSS
 from ropelab.study.engine.words import value_range
 from ropelab.study.topics.models import share, tables
@@ -37,6 +38,7 @@ def values(frame: pd.DataFrame, quantity: str = "time") -> pd.DataFrame:
 def savings(frame: pd.DataFrame, quantity: str = "time") -> pd.DataFrame:
     """The share of the time of Transformers that each other way saves."""
     times = values(frame, quantity)
+    need(times, PLAIN)
     return 1 - times.drop(columns=PLAIN).div(times[PLAIN], axis=0)
 
 

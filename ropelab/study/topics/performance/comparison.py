@@ -11,9 +11,9 @@ OURS, OURS_IN_PLACE = "ropelab", "ropelab in place"
 CELL = ["cell", "layout", "direction"]
 
 
-def timed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of implementations that were right and were timed, without the copies."""
-    found = rows.timed(frame)
+def timed(frame: pd.DataFrame, *needed: str) -> pd.DataFrame:
+    """The rows of implementations that were right and were timed, without the copies; see `rows.timed`."""
+    found = rows.timed(frame, *needed)
     return found[~found.contender.str.startswith(PREFIX)]
 
 
@@ -32,7 +32,7 @@ def against_peers(frame: pd.DataFrame) -> pd.DataFrame:
     ``slower`` is the peer's time over ours, so below 1 the peer is faster. A peer that works in place is compared with
     our call in place, if the record has this call. Every other peer is compared with our call into new tensors.
     """
-    times = timed(frame)
+    times = timed(frame, OURS)
     ours = times[times.contender == OURS].set_index(CELL).median_us
     in_place = times[times.contender == OURS_IN_PLACE].set_index(CELL).median_us
     in_place = in_place.reindex(ours.index).fillna(ours)

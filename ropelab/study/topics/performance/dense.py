@@ -89,7 +89,7 @@ def peers_sentence(frame: pd.DataFrame) -> str:
 
 def lengths_sentence(frame: pd.DataFrame) -> str:
     """The fraction of a copy at short and at long sequences, and the lengths at which a peer is faster."""
-    times = timed(frame).set_index(["contender", "seq_len", "layout", "direction"])
+    times = timed(frame, OURS).set_index(["contender", "seq_len", "layout", "direction"])
     ours = times.loc[OURS]
     short, long = (
         f"{part.min():.2f} to {part.max():.2f}"
@@ -191,7 +191,7 @@ def regret_sentences(regrets: pd.DataFrame) -> list[str]:
 
 def host_sentence(frame: pd.DataFrame) -> str:
     """The host time of one eager call for eight tokens, with ropelab and with the peers."""
-    calls = timed(frame[frame.call == NO_GRAD]).groupby("contender").median_us.median()
+    calls = timed(frame[frame.call == NO_GRAD], OURS).groupby("contender").median_us.median()
     others = calls.drop([name for name in calls.index if name.startswith(OURS)])
     said = f"One eager call for eight tokens, without autograd, costs the host {calls[OURS]:.0f} µs."
     if others.empty:

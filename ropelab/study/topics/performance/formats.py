@@ -7,6 +7,7 @@ import pandas as pd
 import torch
 
 from ropelab import PackedSequences, apply_rope, rotary_table
+from ropelab.bench.rows import need
 from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study.engine.words import value_range
 from ropelab.study.topics.performance import model_heads
@@ -16,7 +17,7 @@ from ropelab.study.topics.performance.findings import MANY, ONE, SKEWED
 
 def table_free(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """The record ``table_free``: the least fraction of a copy in each cell, with tables and without; and a sentence."""
-    rows = timed(frame)
+    rows = timed(frame, OURS, TABLE_FREE)
     table = rows.pivot_table(
         index=["cell", "seq_format"], columns="contender", values="fraction_of_copy", aggfunc="min"
     )
@@ -39,7 +40,7 @@ def few_tokens_without_tables(frame: pd.DataFrame) -> str:
 
 def packed_sentence(frame: pd.DataFrame) -> str:
     """The record ``packed``: how the time depends on the lengths of sequences with as many tokens in all."""
-    ours = timed(frame)
+    ours = timed(frame, OURS)
     ours = ours[ours.contender == OURS].set_index(["case", "layout", "direction"])
     took = ours.median_us.unstack("case")
     return (
@@ -58,6 +59,7 @@ _STEPS = {
 
 def axes_sentence(frame: pd.DataFrame) -> str:
     """The record ``mrope``: the time with three axes over the time with one axis, for each step."""
+    need(frame.contender, "one axis", "three axes")
     calls = frame.pivot_table(index=["step", "model", "cell", "layout"], columns="contender", values="median_us")
     ratio = calls["three axes"] / calls["one axis"]
     each = "; ".join(f"{words} {value_range(ratio[step])}" for step, words in _STEPS.items())

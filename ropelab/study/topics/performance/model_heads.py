@@ -6,6 +6,7 @@ import re
 import pandas as pd
 
 from ropelab.bench.peers import PEERS
+from ropelab.bench.rows import need
 from ropelab.bench.worst_calls import LARGE_BYTES, limit_us
 from ropelab.study.engine.words import value_range
 
@@ -34,6 +35,7 @@ def judged(frame: pd.DataFrame) -> pd.DataFrame:
     Columns: the columns of the record, and large, limit_us, fraction_of_limit, allowed_us, meets.
     """
     ours = frame[(frame.contender == _OURS) & (frame.status == "ok")]
+    need(ours.contender, _OURS)
     itemsize = ours.dtype.map({"bfloat16": 2, "float16": 2, "float32": 4})
     bar = (ours.head_dim * itemsize % _LINE == 0).map({True: _ALIGNED, False: _UNALIGNED})
     copy_us = ours.places_us.fillna(ours.copy_us)

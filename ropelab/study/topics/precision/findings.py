@@ -10,7 +10,7 @@ import ropelab
 from ropelab.angles.frequencies import inverse_frequencies, linear, ntk_aware, yarn
 from ropelab.angles.model_config import rope_from_config
 from ropelab.bench.exact_waves import exact_waves
-from ropelab.bench.rows import is_right
+from ropelab.bench.rows import is_right, need
 from ropelab.conformance.bounds import rotate_exactly
 from ropelab.layout.pairing import pairs
 from ropelab.study.topics.precision import methods as precision
@@ -535,11 +535,12 @@ def gpu_sentence(found: pd.DataFrame) -> str:
     errors = errors[[name for name in (*ON_GPU, USUAL) if name in errors]]
     if set(errors) <= {USUAL}:
         return "Nothing that needs a GPU has run"
-    usual = [name for name in errors if name != USUAL and USUAL in errors and (errors[name] == errors[USUAL]).all()]
+    need(errors, USUAL)
+    usual = [name for name in errors if name != USUAL and (errors[name] == errors[USUAL]).all()]
     off = {name: f"{_angle(error)} with {name}" for name, error in errors.drop(columns=usual).iloc[-1].items()}
-    plain = off.pop(USUAL, "")
+    plain = off.pop(USUAL)
     text = f"At {errors.index[-1]:,} tokens the largest angle errors found are {', '.join(off.values())}"
-    text += f". It is {plain}" * bool(plain)
+    text += f". It is {plain}"
     if usual:
         text += f". The errors of {' and '.join(usual)} are those of {USUAL}: no TF32 there"
     beyond = list(dict.fromkeys(ran.method[ran.fraction > 1]))

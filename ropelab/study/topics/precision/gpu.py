@@ -168,4 +168,4 @@ GPU_METHODS: dict[str, Method] = {
 }
 """Name -> method; the methods take CPU tensors."""
 
-STUDIES = {"precision": Study(precision_study, gpu_gib=1, timed=False)}
+STUDIES = {"precision": Study(precision_study, gpu_gib=1, rows=23, timed=False)}

@@ -27,15 +27,19 @@ ROTATING = (KERNEL, COMPUTED, QUACK, BY_QUACK)
 """The contenders that make no pass."""
 
 
-def times(frame: pd.DataFrame, values: str = "median_us") -> pd.DataFrame:
-    """Microseconds: a row for each product on each GPU, a column for each contender that ran."""
-    return timed(frame).pivot_table(index=CASE, columns="contender", values=values, sort=False)
+def times(frame: pd.DataFrame, *needed: str, values: str = "median_us") -> pd.DataFrame:
+    """Microseconds: a row for each product on each GPU, a column for each contender that ran.
+
+    Raises:
+        NotMeasured: one of the contenders ``needed`` did not run.
+    """
+    return timed(frame, *needed).pivot_table(index=CASE, columns="contender", values=values, sort=False)
 
 
 def machines(frame: pd.DataFrame) -> dict[str, Machine]:
     """Each GPU, as the law needs it: measured at the largest product of `MODEL`, and at one token."""
     found = {}
-    for gpu, rows in times(frame).groupby(level="gpu", sort=False):
+    for gpu, rows in times(frame, ALONE, COPY, OURS).groupby(level="gpu", sort=False):
         of_model = rows.xs(tuple(MODEL.values()) + (INPUTS,), level=["q_heads", "k_heads", "head_dim", "inputs"])
         tokens = of_model.index.get_level_values("tokens")
         large, small = of_model[tokens == tokens.max()].iloc[0], of_model[tokens == tokens.min()].iloc[0]
@@ -67,7 +71,7 @@ def passes(frame: pd.DataFrame) -> pd.DataFrame:
     percentiles; predicted, by the law.
     """
     by_gpu = machines(frame)
-    median, low, high = (times(frame, name) for name in ("median_us", "q20_us", "q80_us"))
+    median, low, high = (times(frame, values=name) for name in ("median_us", "q20_us", "q80_us"))
     found = pd.DataFrame({
         "measured": median[OURS] / median[ALONE] - 1, "low": low[OURS] / high[ALONE] - 1,
         "high": high[OURS] / low[ALONE] - 1,
@@ -87,7 +91,7 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
     Columns: the columns of `CASE`; product, of its product against cuBLAS; epilogue, of the rotation against its
     product; computed, of the rotation with computed angles.
     """
-    table = times(frame).reset_index()
+    table = times(frame, ALONE, PRODUCT, KERNEL, COMPUTED).reset_index()
     own = table[PRODUCT]
     return table.assign(
         product=own / table[ALONE] - 1, epilogue=table[KERNEL] / own - 1, computed=table[COMPUTED] / own - 1
@@ -96,7 +100,7 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
 
 def best(frame: pd.DataFrame) -> pd.DataFrame:
     """For each product on each GPU: the fastest contender without a pass, and its time over that with the pass."""
-    table = times(frame)
+    table = times(frame, OURS)
     rotating = table[[name for name in ROTATING if name in table]]
     return pd.DataFrame({"best": rotating.idxmin(axis=1), "ratio": rotating.min(axis=1) / table[OURS]}).reset_index()
 
@@ -107,7 +111,7 @@ def over_cublas(frame: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A column for each of `OURS`, `KERNEL` and `QUACK`, in words.
     """
-    rows = timed(frame)
+    rows = timed(frame, OURS, KERNEL, QUACK)
     rows = rows[(rows[[*MODEL, "inputs"]] == [*MODEL.values(), INPUTS]).all(axis=1) & (rows.tokens >= 512)]
     table = rows.pivot_table(index="tokens", columns="contender", values="over_product")
     return table[[OURS, KERNEL, QUACK]].map("{:.2f}".format)
@@ -115,7 +119,7 @@ def over_cublas(frame: pd.DataFrame) -> pd.DataFrame:
 
 def blocks(frame: pd.DataFrame) -> pd.DataFrame:
     """The record `projection_blocks`: each contender over cuBLAS alone, for products with a norm and many tokens."""
-    rows = timed(frame)
+    rows = timed(frame, OURS, KERNEL)
     rows = rows[rows.contender.isin([OURS, *ROTATING]) & rows.block.str.contains("norm") & rows.tokens.isin(SHOWN)]
     table = rows.pivot_table(
         index=["gpu", "block", "q_heads", "tokens"], columns="contender", values="over_product", sort=False
@@ -164,7 +168,7 @@ def best_sentence(frame: pd.DataFrame) -> str:
 
 def taken(frame: pd.DataFrame) -> pd.DataFrame:
     """The times of both paths of `ropelab.qkv_rope`, and in the column ``taken`` the time of the path that it takes."""
-    both = times(frame)[[*PATHS.values()]]
+    both = times(frame, *PATHS.values())[[*PATHS.values()]]
     rows = [dict(zip(both.index.names, key, strict=True)) for key in both.index]
     chosen = [PATHS[faster(product(row).work, row["gpu"])] for row in rows]
     return both.assign(taken=[us[name] for (_, us), name in zip(both.iterrows(), chosen, strict=True)])
@@ -193,7 +197,7 @@ def saved_sentence(frame: pd.DataFrame) -> str:
 
 def compiled_sentence(frame: pd.DataFrame) -> str:
     """The product and the rotation by ``torch.compile``, and with the pass; ``frame`` is the record `COMPILED`."""
-    over = _large(timed(frame)).groupby("contender").over_product
+    over = _large(timed(frame, BY_INDUCTOR, OURS)).groupby("contender").over_product
     by_inductor, by_pass = (value_range(over.get_group(name)) for name in (BY_INDUCTOR, OURS))
     return (
         f"From {MANY:,} tokens on, the product and the rotation of `max-autotune` take {by_inductor} of the time of "

@@ -1,0 +1,85 @@
+"""A contender that came later than a record leaves a gap in figures, and a verdict that cannot be told."""
+
+from functools import cache, partial
+
+import pytest
+
+from ropelab.bench import records, rows
+from ropelab.study.engine import ledger
+from ropelab.study.engine.claims import load_claims
+from ropelab.study.engine.computed import computed
+from ropelab.study.engine.verdict import Outcome
+from ropelab.study.plots import registry
+
+WHERE = records.Selection(gpu=records.REFERENCE)
+NAMES = "contender", "way", "method", "version", "operator"
+"""The columns that name a contender; a record has the first of them that its table has."""
+CLAIMS = load_claims(None)
+COMPUTED = cache(computed)
+
+
+def contenders():
+    """The study, the column and the name of each contender of each record."""
+    for path in sorted((WHERE.directory / WHERE.gpu).glob("*.json")):
+        frame = records.load(path.stem, WHERE).frame
+        if column := next((name for name in NAMES if name in frame), None):
+            yield from ((path.stem, column, name) for name in frame[column].dropna().unique())
+
+
+STUDIES: dict[str, list[tuple[str, str]]] = {}
+for one, *contender in contenders():
+    STUDIES.setdefault(one, []).append(tuple(contender))
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """A function that takes a contender out of the record of a study."""
+    read = cache(records._read)
+
+    def drop(study, column, name):
+        def lacking(path):
+            record = read(path)
+            if path.stem != study:
+                return record
+            frame = record.frame[record.frame[column] != name].reset_index(drop=True)
+            return records.Record(record.study, frame, record.provenance)
+
+        monkeypatch.setattr(records, "_read", lacking)
+
+    return drop
+
+
+def evidence_of(claim):
+    rule = ledger._RULES.get(claim.id)
+    names = rule.evidence if rule else ledger._needed_by(claim.test)
+    return {*names, *ledger._needed_by(claim.beyond), *ledger._REMARKS.get(claim.id, ((), ()))[1]}
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_claims_are_judged_without_any_contender(study, without):
+    claims = [claim for claim in CLAIMS if study in evidence_of(claim)]
+    if not claims:
+        pytest.skip("no claim rests on the record")
+    for column, name in STUDIES[study]:
+        without(study, column, name)
+        find = cache(partial(ledger.find_evidence, records=WHERE, compute=COMPUTED))
+        for claim in claims:
+            verdict, _ = ledger.judge(claim, find, WHERE.gpu)
+            assert verdict.outcome != Outcome.UNTOLD or verdict.needs, (claim.id, name)
+
+
+DRAWN = [
+    pytest.param(figure, study, *found, marks=[pytest.mark.full] if number else [], id=f"{figure}-{study}-{found[1]}")
+    for figure, (studies, _) in registry.all_figures().items()
+    for study in studies
+    for number, found in enumerate(STUDIES.get(study, ()))
+]
+
+
+@pytest.mark.parametrize("figure, study, column, name", DRAWN)
+def test_figures_leave_a_gap_or_say_who_is_missing(figure, study, column, name, without):
+    without(study, column, name)
+    try:
+        registry.draw(figure, WHERE)
+    except rows.NotMeasured as lacking:
+        assert str(lacking).startswith("Not measured in this record: ")
