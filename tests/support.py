@@ -10,6 +10,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 import torch
 from packaging.version import Version
 
@@ -45,6 +46,11 @@ def compile_for(target: str, module: str, *path: str) -> None:
     command = [sys.executable, "-m", f"tests.compile.{module}", target]
     result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def not_interpreted(test):
+    """The test, in torch operations where its kernels would be interpreted; tests/ops holds these to the same bits."""
+    return pytest.mark.usefixtures("torch_backend")(test) if INTERPRETED else test
 
 
 def all_but_one(*axes) -> list[tuple]:

@@ -17,7 +17,7 @@ from ropelab.interop.huggingface.calls import CALLS
 from ropelab.interop.over_kernel import ForeignRotation
 from ropelab.kernels.launch import Launch
 from tests.conftest import HAS_GPU
-from tests.support import older
+from tests.support import not_interpreted, older
 
 OLDER = older("transformers")
 of_today = pytest.mark.skipif(bool(OLDER), reason=OLDER)
@@ -396,7 +396,7 @@ def test_a_call_that_one_launch_cannot_serve_is_normalized_too(torch_backend):
 
 # -------------------------------------------------------------------------------------------- the function
 
-test_laws = pytest_laws(apply_rotary_pos_emb, "huggingface", device=DEVICE, skip=() if HAS_GPU else ("compile",))
+test_laws = not_interpreted(pytest_laws(apply_rotary_pos_emb, "huggingface", device=DEVICE))
 
 
 def interleaved(q, k, cos, sin, unsqueeze_dim=1):

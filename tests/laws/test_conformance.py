@@ -22,6 +22,7 @@ from ropelab.interop import megatron
 from ropelab.kernels import INTERPRETED
 from ropelab.study.faults import correct
 from tests.conftest import HAS_GPU
+from tests.support import not_interpreted
 
 SLOW = ("compile", "large_positions", "determinism")
 """Slow laws, which look at all configurations alike."""
@@ -40,9 +41,7 @@ def assert_keeps(law, function, convention, **options):
 
 # ---------------------------------------------------------------------------------------- our own functions
 
-test_apply_rope = pytest_laws(ropelab.apply_rope, "ropelab", device="cuda" if HAS_GPU else "cpu")
-if not HAS_GPU:  # tests/ops holds interpreted kernels to the bits of torch operations
-    test_apply_rope = pytest.mark.usefixtures("torch_backend")(test_apply_rope)
+test_apply_rope = not_interpreted(pytest_laws(ropelab.apply_rope, "ropelab", device="cuda" if HAS_GPU else "cpu"))
 
 
 @pytest.mark.parametrize(
