@@ -112,38 +112,44 @@ class Reader:
         self.tables = {0: np.cos(angles), 1: np.sin(angles)}
         self.angle_error = FLOAT32_UNIT * 8 * abs(angles)
 
-    def read(self, place: tuple[int, int, int], entry: tuple[int, int], *, right: bool = False) -> tuple:
-        """Return a position for each axis of positions, None where none fits.
+    def read(self, place: tuple[int, int, int], *, right: bool = False) -> dict[str, tuple]:
+        """Return for each of `ENTRIES` a position for each axis of positions, None where none fits.
+
+        A position that fits all entries is preferred: cosines of small angles alone tell little.
 
         Args:
             place: sequence, token and head.
-            entry: row and column of the matrix of a pair.
             right: read the right matrix, not the measured one.
         """
-        maps = self.maps
-        values = (maps.right if right else maps.matrix)[place][:, *entry]
-        row, column = entry
-        values = values * ({(0, 1): -1, (1, 0): 1}[entry] * maps.seen.sign if row != column else 1)
-        length = self._length(place, right)
-        error = maps.error[place][:, *entry] / length
-        with np.errstate(invalid="ignore"):
-            off = abs(self.tables[int(row != column)] - values / length) - self.angle_error <= error
-        expected, found = maps.seen.positions[place[:2]], []
+        fits = {name: self._fits(place, entry, right) for name, entry in ENTRIES.items()}
+        every = np.logical_and.reduce([*fits.values()])
+        expected, found = self.maps.seen.positions[place[:2]], []
         for axis in np.unique(self.axes):
             of_axis = self.axes == axis
-            whole = right or maps.alone[place][of_axis].all()
-            fits = self.candidates[off[:, of_axis].all(1)] if whole else np.empty(0)
-            at = expected[of_axis][0] if len(expected) > 1 else expected[0]
-            found.append(min(map(float, fits), key=partial(_unlikely, float(at)), default=None))
-        return tuple(found)
+            at = float(expected[of_axis][0] if len(expected) > 1 else expected[0])
+            joint = every[:, of_axis].all(1)
+            alone = (joint if joint.any() else fit[:, of_axis].all(1) for fit in fits.values())
+            found.append(
+                [min(map(float, self.candidates[fit]), key=partial(_unlikely, at), default=None) for fit in alone]
+            )
+        return {name: tuple(axis[n] for axis in found) for n, name in enumerate(ENTRIES)}
+
+    def _fits(self, place: tuple[int, int, int], entry: tuple[int, int], right: bool) -> np.ndarray:
+        """Return which candidates have the numbers of an entry of each pair: bool ``[candidates, R/2]``."""
+        maps, (row, column) = self.maps, entry
+        values = (maps.right if right else maps.matrix)[place][:, row, column]
+        values = values * ({(0, 1): -1, (1, 0): 1}[entry] * maps.seen.sign if row != column else 1)
+        length = self._length(place, right)
+        with np.errstate(invalid="ignore"):
+            off = abs(self.tables[int(row != column)] - values / length) - self.angle_error
+        return (off <= maps.error[place][:, row, column] / length) & (right | maps.alone[place])
 
     def _length(self, place: tuple[int, int, int], right: bool) -> float:
-        """Return the length that all pairs of a token have in common, or the factor of the tables if they have none."""
-        if right:
-            return self.maps.seen.case.factor
-        length, near = self.maps.length[place], 4 * self.maps.error[place].max((-1, -2))
-        common = float(np.median(length))
-        return common if common > 0 and (abs(length - common) <= near).all() else self.maps.seen.case.factor
+        """Return the factor of the tables, or another length that all pairs of a token have in common."""
+        factor, length = self.maps.seen.case.factor, self.maps.length[place]
+        near, common = 4 * self.maps.error[place].max((-1, -2)), float(np.median(length))
+        alike = not right and common > 0 and (abs(length - common) <= near).all()
+        return common if alike and (abs(length - factor) > near).any() else factor
 
 
 def _unlikely(expected: float, position: float) -> tuple[bool, float]:
@@ -155,9 +161,9 @@ def rows(reader: Reader, sequence: int, tokens: Sequence[int]) -> dict[tuple, li
     """Return the positions of some tokens of a sequence, row -> the heads and entries that have it."""
     found: dict[tuple, list[tuple[int, str]]] = {}
     for head in range(reader.maps.matrix.shape[2]):
-        for name, entry in ENTRIES.items():
-            row = tuple(reader.read((sequence, token, head), entry) for token in tokens)
-            found.setdefault(row, []).append((head, name))
+        read = [reader.read((sequence, token, head)) for token in tokens]
+        for name in ENTRIES:
+            found.setdefault(tuple(one[name] for one in read), []).append((head, name))
     return found
 
 

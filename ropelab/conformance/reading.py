@@ -10,7 +10,7 @@ import torch
 
 from ropelab.conformance.bounds import EXACT, rotate_exactly, rotation_bound
 from ropelab.conformance.case import Case
-from ropelab.conformance.measure import ENTRIES, Maps, Reader, angle
+from ropelab.conformance.measure import Maps, Reader, angle
 from ropelab.conformance.subject import fill
 from ropelab.conformance.watched import Seen
 from ropelab.kernels import NO_POSITION
@@ -237,7 +237,7 @@ def _read_off(maps: Maps) -> Iterator[Mistake]:
     seen, case, reader = maps.seen, maps.seen.case, Reader(maps)
     places = np.argwhere(maps.wrong.any((-1, -2, -3)))[:40]
     for which, entry in (("", "sin of y1"), ("sines", "sin of y1"), ("cosines", "cos of y0")):
-        read = ((float(seen.positions[b, s, 0]), reader.read((b, s, h), ENTRIES[entry])[0]) for b, s, h in places)
+        read = ((float(seen.positions[b, s, 0]), reader.read((b, s, h))[entry][0]) for b, s, h in places)
         known = np.array([both for both in read if both[1] is not None], float).reshape(-1, 2)
         alone = f", in the {which} alone" if which else ""
         off = known[:, 1] - known[:, 0]

@@ -116,13 +116,17 @@ def screen(
     law, number, first = min(wrong, key=lambda one: (one[2].gradient, one[2].case.inputs[0].dtype.itemsize == 2))
     least, ask_least = first, ask = first, _asking(law, fresh, declaration.sizes, number)
     shown = replace(shown, elements=_elements(first), law=law_in_words(broken.get(law.name, first_law)))
-    if first.defined and (found := smallest(fresh, declaration.sizes, first)) is not None:
+    found = smallest(fresh, declaration.sizes, first) if first.defined else None
+    if found is not None:
         call, least = found
         made = call.law()
         at = next(n for n, one in enumerate(watch(made, fresh(), call.sizes)) if one.what == least.what)
         ask_least = _asking(made, fresh, call.sizes, at)
+    shrunk = broken.get(law.name, first_law) if found is None else None  # in its extents alone
+    known = shrunk is not None and shrunk.law == law.name and shrunk.counterexample is not None
+    shown = replace(shown, smallest=message(shrunk) if shrunk is not None and known else _smallest(least))
+    if first.defined:
         shown = replace(shown, repro=_repro(fresh(), least, declaration, target))
-    shown = replace(shown, smallest=_smallest(least))
     maps = measure(first, ask)
     if first.defined:
         shown = replace(shown, reading=tuple(readings(seen, maps)))
@@ -194,7 +198,7 @@ def _positions(maps: list[Maps]) -> Iterator[str]:
     first = int(np.flatnonzero(seen.wrong[sequence].any((1, 2)))[0])
     start = max(0, min(first - 1, seen.given.shape[1] - MOST_TOKENS))
     tokens = range(start, min(start + MOST_TOKENS, seen.given.shape[1]))
-    expected = [Reader(maps[0]).read((sequence, t, 0), (1, 0), right=True) for t in tokens]
+    expected = [Reader(maps[0]).read((sequence, t, 0), right=True)["sin of y1"] for t in tokens]
     found: dict[tuple, list[str]] = {}
     for one in maps:
         for row, at in rows(Reader(one), sequence, tokens).items():
