@@ -7,7 +7,7 @@ import ropelab
 from ropelab.kernels.backends import BACKENDS
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.layout.seq_format import SEQ_FORMATS, to_bshd
-from tests.support import all_but_one, assert_rotated, draw
+from tests.support import assert_rotated, draw
 
 # batch, seq_len, q heads, k heads, head_dim, rotary_dim: odd ones, GQA, MQA, partial rotary, one of everything.
 SHAPES = [
@@ -33,7 +33,10 @@ def inputs(shape, device, *, seq_format="bshd", dtype=torch.float32, table_dtype
     return q, k, cos[100:], sin[100:]
 
 
-@pytest.mark.parametrize(("layout", "seq_format", "shape", "dtype"), all_but_one(LAYOUTS, SEQ_FORMATS, SHAPES, DTYPES))
+@layouts
+@pytest.mark.parametrize("seq_format", SEQ_FORMATS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_is_the_definition(device, layout, seq_format, shape, dtype):
     q, k, cos, sin = inputs(shape, device, seq_format=seq_format, dtype=dtype)
     options = {"layout": layout, "seq_format": seq_format}
