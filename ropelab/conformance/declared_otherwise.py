@@ -21,14 +21,20 @@ def right_with(declaration: Declaration, broken: Sequence[Law], subject: Callabl
 
     Args:
         declaration: the declaration that the function broke.
-        broken: the laws that do not hold, the definition first.
+        broken: the laws that do not hold and the definition, the fastest first.
         subject: returns the function as the subject of a declaration, without state of earlier calls.
     """
-    asked = {law.name: _held(law, subject(declaration), declaration)[0] for law in broken}
+    asked: dict[str, int] = {}
+
+    def held(law: Law, other: Declaration) -> bool:
+        """Return whether a law holds, in as many comparisons: to be unable to express a wrong call is not right."""
+        count, holds = _held(law, subject(other), other)
+        if holds and law.name not in asked:
+            asked[law.name] = _held(law, subject(declaration), declaration)[0]
+        return holds and (count == asked[law.name] or (law.name == COLUMNS and not count))  # equal columns are declared
+
     for words, other in _others(declaration, subject(declaration).convention):
-        # A declaration that cannot express the wrong calls does not make them right, but equal columns can be declared.
-        held = ((law.name, *_held(law, subject(other), other)) for law in broken)
-        if all(holds and (count == asked[name] or (name == COLUMNS and not count)) for name, count, holds in held):
+        if all(held(law, other) for law in broken):
             return words
     return ""
 

@@ -132,17 +132,20 @@ def screen(
         shown = replace(shown, reading=tuple(readings(seen, maps)))
     alone = False
     if maps is not None:
-        same = [one for one in watched if one[0] is law and one[2].case is first.case and one[2] is not first]
-        others = [measure(one, _asking(law, fresh, declaration.sizes, n)) for _, n, one in same
-                  if one.gradient == first.gradient and one.defined == first.defined and one.wrong.any()]  # fmt: skip
+        here = ((n, one) for of, n, one in watched if of is law and one.case is first.case and one.wrong.any())
+        like = (first.gradient, first.defined)
+        same = {one.what: (n, one) for n, one in here if (one.gradient, one.defined) == like and one.what != first.what}
+        others = [measure(one, _asking(law, fresh, declaration.sizes, n)) for n, one in same.values()]
         shown = replace(
             shown, positions=tuple(_positions([maps, *filter(None, others)])), matrices=tuple(_matrices(maps))
         )
         alone = bool(maps.wrong.any() and maps.alone[maps.wrong.any((-1, -2))].all())
     if not alone:
         shown = replace(shown, form=_form(least, ask_least))
+    if set(broken) <= set(SLOW):
+        return shown
     laws = [law for law in declaration.laws if law.name == "definition" or law.name in broken]
-    return replace(shown, declared=right_with(declaration, [law for law in laws if law.name not in SLOW], subject))
+    return replace(shown, declared=right_with(declaration, sorted(laws, key=lambda law: law.name in SLOW), subject))
 
 
 def _watched(declaration: Declaration, fresh: Callable[[], Subject], broken, noted) -> Iterator[tuple[Law, int, Seen]]:
@@ -275,8 +278,9 @@ def _form(seen: Seen, ask: Ask) -> str:
     found, right = form(seen, ask, place), form(seen, ask, place, "right")
     if found is None or right is None:
         return ""
+    measured, expected = _sum(found), _sum(right)
     name = f"{seen.what}[{', '.join(map(str, place))}]"
-    return f"{name} = {_sum(found)}; right: {_sum(right)}"
+    return f"{name} = {measured}; right: {expected}" if measured != expected else ""
 
 
 def _sum(terms: list[Term]) -> str:

@@ -281,3 +281,8 @@ def test_what_a_law_compares_with_the_definition_is_seen(monkeypatch):
         seen = next(watch(law, held.subject(), held.sizes))
         told = next(iter(against_truth(held.subject(), seen.case)))
     assert np.array_equal(seen.actual, told.actual) and np.array_equal(seen.right, told.expected)
+
+
+def test_no_declaration_is_named_that_was_not_held_to_every_broken_law():
+    assert of_fault("positions_in_bfloat16").screen("large_positions").declared == ""
+    assert of_fault("table_not_sized_for_scaling").screen("definition", "large_positions").declared == ""
