@@ -164,6 +164,7 @@ def test_equal_calls_with_a_right_and_a_wrong_result_are_told():
     other = replace(seen, actual=seen.actual + 1)
     assert calls.equal_differ([seen, other]) and not calls.equal_differ([seen, seen])
     assert not calls.equal_differ([seen, replace(other, given=seen.given + 1)])
+    assert calls.equal_differ([seen for _, _, seen in of_fault("rescaled_cache_stays").watched() if seen.defined])
 
 
 def test_an_element_that_reads_another_input_has_its_form():
