@@ -136,8 +136,8 @@ PUBLIC = {
         kv_cache=LATENT, slot_mapping=SLOTS, cos=COS[:, ::2], sin=SIN[:, ::2], offsets=1,
     ),
     "qkv_rope": of(
-        ropelab.qkv_rope, **PROJECTION, bias=QKV[2], q_weight=COS[0].repeat(2), k_weight=SIN[1].repeat(2), eps=1e-6,
-        positions=torch.arange(4), rotary_slice=(0, 16),
+        ropelab.qkv_rope, path="pass", **PROJECTION, bias=QKV[2], q_weight=COS[0].repeat(2), k_weight=SIN[1].repeat(2),
+        eps=1e-6, positions=torch.arange(4), rotary_slice=(0, 16),
     ),
     "qkv_rope, frequencies": of(
         ropelab.qkv_rope, x=Q[:, :, 0, :4], weight=QKV.T.split((48, 16, 16)), q_heads=3, k_heads=1,
@@ -146,8 +146,8 @@ PUBLIC = {
     ),
     "qkv_rope, rows": of(ropelab.qkv_rope, "below 0", **PROJECTION, offsets=1),
     "qkv_rope_and_cache": of(
-        ropelab.qkv_rope_and_cache, **PROJECTION | {"x": Q[0, :, 0, :4], "seq_format": "thd"}, **CACHES, bias=QKV[2],
-        positions=torch.arange(4),
+        ropelab.qkv_rope_and_cache, path="pass", **PROJECTION | {"x": Q[0, :, 0, :4], "seq_format": "thd"}, **CACHES,
+        bias=QKV[2], positions=torch.arange(4),
     ),
     "qkv_rope_and_cache, results": of(
         ropelab.qkv_rope_and_cache, "below 0", **PROJECTION | {"x": Q[0, :, 0, :4], "seq_format": "thd"}, **CACHES,
