@@ -87,6 +87,7 @@ class ProjectionChoices(Turning):
         TURNS: whether any heads turn.
         BIAS: whether the product has a bias.
         NORM: whether heads are normalized before they turn; NORM_EPS is the number that the norm adds.
+        REPEATS: whether several sequences share their positions.
         CACHE: whether k and v go to slots of a paged cache. The cache has blocks of PAGE slots, and CACHE_ALIGN and
             NARROW_SLOTS are as for `cached_at`.
     """
@@ -99,6 +100,7 @@ class ProjectionChoices(Turning):
     BIAS: bool
     NORM: bool
     NORM_EPS: float
+    REPEATS: bool
     CACHE: bool
     PAGE: int
     CACHE_ALIGN: int
@@ -301,7 +303,7 @@ def _project_kernel(
 ):  # fmt: skip
     """Compute tiles of the product, turn the heads of q and k, and write the tiles.
 
-    Positions, given or counted, begin again after every ``seq_len`` tokens.
+    With C.REPEATS, positions begin again after every ``seq_len`` tokens, whether given or counted.
     """
     rows, columns = tl.cdiv(token_count, C.TILE_TOKENS), tl.cdiv(width, C.TILE_FEATURES)
     steps = tl.cdiv(inputs, C.TILE_INPUTS)
@@ -321,8 +323,10 @@ def _project_kernel(
             acc += tl.load(at.bias + place, mask=place < width, other=0).to(tl.float32)[None, :]
         # v turns by nothing, without a branch: after a branch that holds the accumulator, the assembler waits for every
         # instruction of the product, which then takes 1.2 to 1.7 times as long.
-        token = first + tl.arange(0, C.TILE_TOKENS)
-        tokens = Tokens(tl.full([], 0, tl.int32), 0, token % seq_len, token < token_count)
+        distance = tl.arange(0, C.TILE_TOKENS)
+        tokens = Tokens(tl.full([], 0, tl.int32), first, distance, first + distance < token_count)
+        if C.REPEATS:
+            tokens = Tokens(tokens.batch, 0, (first + distance) % seq_len, tokens.exists)
         if C.TURNS:
             head = column * HEADS + tl.arange(0, HEADS)
             exists = tokens.exists & (column * HEADS < turning_heads)
@@ -434,8 +438,8 @@ def plan_project(
         BLOCK_PAIRS=min(32, head_dim // 2), GROUP=0, INNERMOST="heads",
         TILE_TOKENS=tile.tokens, TILE_FEATURES=tile.features, TILE_INPUTS=tile.inputs, GROUP_ROWS=tile.group,
         TURNS=q_heads + k_heads > 0, BIAS=t.bias is not None, NORM=norm is not None, NORM_EPS=norm.eps if norm else 0.0,
-        CACHE=bool(caches), PAGE=page, CACHE_ALIGN=min(common_alignment(caches), 8) if caches else 1,
-        NARROW_SLOTS=block_count * page < 2**31,
+        REPEATS=seq_len < tokens, CACHE=bool(caches), PAGE=page,
+        CACHE_ALIGN=min(common_alignment(caches), 8) if caches else 1, NARROW_SLOTS=block_count * page < 2**31,
     )  # fmt: skip
     tiles = triton.cdiv(tokens, tile.tokens) * triton.cdiv(width, tile.features)
     slot_count = 0 if t.slots is None else len(t.slots)

@@ -26,9 +26,9 @@ MOST_SHARED = 227 * 1024
 
 def compiled(
     head_dim=128, *, rotary_dim=None, interleaved=True, norm=False, bias=False, positions=True, free=False,
-    cache=False, axes=None,
+    cache=False, axes=None, sequences=1,
 ):  # fmt: skip
-    """The kernel for 4,096 tokens of 4,096 inputs, 32 heads of q and 8 of k."""
+    """The kernel for sequences of 4,096 tokens of 4,096 inputs, 32 heads of q and 8 of k."""
     tokens, inputs, rotary_dim = 4096, 4096, rotary_dim or head_dim
 
     def empty(*sizes, dtype=torch.bfloat16):
@@ -39,9 +39,10 @@ def compiled(
     weights = [empty(head_dim) if norm else None] * 2
     caches = [empty(tokens // 16, 16, 8, head_dim)] * 2 if cache else [None] * 2
     given = ProjectionTensors(
-        *caches, empty(1, tokens, inputs), empty(48 * head_dim, inputs), empty(48 * head_dim) if bias else None,
-        empty(tokens, dtype=torch.int64) if cache else None, *weights, empty(1, tokens, 32 if cache else 48, head_dim),
-        *tables, empty(1, tokens, *([3] if axes else []), dtype=torch.int64) if positions else None,
+        *caches, empty(sequences, tokens, inputs), empty(48 * head_dim, inputs), empty(48 * head_dim) if bias else None,
+        empty(tokens, dtype=torch.int64) if cache else None, *weights,
+        empty(sequences, tokens, 32 if cache else 48, head_dim), *tables,
+        empty(sequences, tokens, *([3] if axes else []), dtype=torch.int64) if positions else None,
     )  # fmt: skip
     rotation = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved, table_free=free, axes=axes)
     with mock.patch.object(projection_triton, "_multiprocessors", lambda device: 132):
@@ -53,7 +54,8 @@ def main(capability: int) -> None:
     """The instructions of the product follow one another, tables move without spills, and shared memory suffices."""
     assert capability == 90
     for options in (
-        {}, {"interleaved": False}, {"rotary_dim": 64}, {"positions": False}, {"bias": True}, {"norm": True},
+        {}, {"interleaved": False}, {"rotary_dim": 64}, {"positions": False}, {"bias": True},
+        {"positions": False, "sequences": 4}, {"norm": True},
         {"free": True}, {"free": True, "norm": True, "interleaved": False}, {"head_dim": 64}, {"head_dim": 256},
         {"cache": True}, {"cache": True, "norm": True, "interleaved": False},
         {"axes": _SECTIONS, "interleaved": False}, {"axes": _INTERLEAVED_SECTIONS, "norm": True},
