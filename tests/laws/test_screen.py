@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ropelab.conformance import calls
+from ropelab.conformance.cache import CACHE_CONVENTIONS
 from ropelab.conformance.cache.found import cache_screen
 from ropelab.conformance.cache.found import watch as watch_cache
 from ropelab.conformance.declared import declare
@@ -25,6 +26,8 @@ from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.watched import watch
 from ropelab.study.faults import CONTROLS, FAULTS, Fault, correct
 from ropelab.study.faults import operators as cache_faults
+from ropelab.study.faults.correct_block_scales import BlockScaled
+from ropelab.study.faults.correct_operators import BLOCK_FORMS, FORMS, Operator
 
 CACHE_FAULTS = {fault.name: fault for fault in vars(cache_faults).values() if isinstance(fault, Fault)}
 
@@ -261,18 +264,16 @@ def test_the_position_of_a_stored_row_is_told():
     assert len(known) > 3 and all(q == 2 * p for p, q in known)
 
 
-def test_no_part_of_a_right_operator_is_seen_as_wrong():
-    held = Held(correct_cache(), "rope_and_cache")
+@pytest.mark.parametrize("convention", FORMS)
+def test_no_part_of_a_right_operator_is_seen_as_wrong(convention):
+    dtypes = CACHE_CONVENTIONS[convention].dtypes
+    dtype = torch.float32 if torch.float32 in dtypes else dtypes[0]
+    operator = BlockScaled() if convention in BLOCK_FORMS else Operator()
+    held = Held(FORMS[convention](operator), convention, dtype=dtype)
     with held.surroundings.ours():
         seen = [one for law in held.declaration.laws if law.name != "token_counts"
                 for one in watch_cache(law, held.subject(), held.sizes)]  # fmt: skip
     assert seen and not any(one.wrong.any() for one in seen)
-
-
-def correct_cache():
-    from ropelab.study.faults.correct_operators import FORMS, Operator
-
-    return FORMS["rope_and_cache"](Operator())
 
 
 def test_what_a_law_compares_with_the_definition_is_seen(monkeypatch):
