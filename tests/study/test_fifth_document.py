@@ -98,8 +98,7 @@ def fifth(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(package.parent)
     monkeypatch.setattr(documents, "CLAIMS", claims)
     monkeypatch.setattr(ledger, "_RULES", dict(ledger._RULES))
-    monkeypatch.setattr(records, "_gpu", lambda: {"name": "NVIDIA H200"})
-    monkeypatch.setattr(records, "here", lambda: "nvidia-h200")  # whatever GPU is at hand
+    monkeypatch.setattr(records, "_gpu", lambda: {"name": "NVIDIA H100 80GB HBM3"})
     frame = documents.documents()[2].module("studies").STUDIES["made_up_times"]()
     records.write("made_up_times", frame, measurements)
     yield claims, measurements
