@@ -51,7 +51,7 @@ OF_THE_LIBRARY = [f"ropelab/{path.name}" for path in (ROOT / "ropelab").iterdir(
     "folders, declared, optional",
     [
         (sorted({*OF_THE_LIBRARY} - {*STUDIED}), LIBRARY, {"diffusers", "pytest", "transformers"}),
-        (STUDIED, LIBRARY + STUDY, {"anywidget"}),
+        (STUDIED, LIBRARY + STUDY, {"anywidget", "diffusers"}),
         (TESTED, LIBRARY + STUDY + TEST, {"anywidget", "jupyterlab", "fakepeer"}),
     ], ids=["library", "study", "tests"],
 )  # fmt: skip

@@ -286,7 +286,7 @@ def test_a_build_that_is_off_its_published_library_decides_nothing_that_turns_wi
     common = {"record": "times", "over": "old", "cell": ["n"], "protocol": "document"}
     built = Built(("old", "new"), Comparison.read("control", {**common, "under": "published", "near": 1.0}))
     test, frames = Comparison.read("AA-01", {**common, "under": "new", **limit}), times_of_a_control(ours)
-    verdict = comparisons.judged([test], frames, Quantifier.CELLS, "", built=built)
+    verdict = comparisons.judged([test], frames, Quantifier.CELLS, "", off_by=built.off_in(frames))
     assert verdict.outcome is outcome and (outcome is not UNTOLD or "(ours is 6.0% off)" in verdict.needs)
 
 

@@ -17,7 +17,7 @@ What the build is off by counts beside the noise (`ropelab.study.engine.comparis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
@@ -63,6 +63,10 @@ class Built:
             return 0.0
         values = self.control.values(frames, "the control of what this project compiled")
         return max((max(x.value, 1 / x.value) - 1 for x in values.values() if 1.0 not in x), default=0.0)
+
+    def off_in(self, frames: Frames) -> Callable[[Comparison], float]:
+        """What the contenders of a test are off by: `off` where it times these, else 0."""
+        return lambda test: self.off(frames) if self.runs_in(test) else 0.0
 
     def said(self, tests: Sequence[Comparison], frames: Frames) -> str:
         """What is known of the libraries, if these tests rest on times of them; "" if not, or if nothing is off."""

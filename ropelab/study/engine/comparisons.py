@@ -27,11 +27,11 @@ A test by the document's protocol may decide the claim. A test by a ``corrected`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -41,9 +41,6 @@ from ropelab.study.engine.expressions import evaluated, selected
 from ropelab.study.engine.noise import Interval
 from ropelab.study.engine.verdict import Outcome, Quantifier, Untold, Verdict
 from ropelab.study.engine.words import value_range
-
-if TYPE_CHECKING:
-    from ropelab.study.engine.builds import Built
 
 PROTOCOLS = DOCUMENT, CORRECTED = "document", "corrected"
 LIMITS = ("stated", "within", "above", "below", "near", "expect")
@@ -268,12 +265,16 @@ class Comparison:
 
 def judged(
     tests: Sequence[Comparison], frames: Frames, quantifier: Quantifier, needs: str,
-    *, own_gpu: bool = False, built: Built | None = None,
+    *, own_gpu: bool = False, off_by: Callable[[Comparison], float] = lambda test: 0.0,
 ) -> Verdict:  # fmt: skip
-    """The verdict on a claim by its tests, whose cells count together."""
+    """The verdict on a claim by its tests, whose cells count together.
+
+    Args:
+        off_by: what the builds that a test times are off by (`ropelab.study.engine.builds.Built.off_in`).
+    """
     cells, words, off = [], [], 0.0
     for test in tests:
-        off = built.off(frames) if built and built.runs_in(test) else 0.0
+        off = off_by(test)
         found, said = test.judge(frames, needs, own_gpu=own_gpu, off=off)
         cells += found
         words.append(said)

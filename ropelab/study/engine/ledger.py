@@ -190,7 +190,9 @@ def _first(claim: Claim, frames: Mapping[str, pd.DataFrame], own_gpu: bool) -> V
             return rule.judge(claim, *(frames[name] for name in rule.evidence))
         if not claim.test:
             return untold(claim.needs)
-        return judged(claim.test, frames, claim.quantifier, claim.needs, own_gpu=own_gpu, built=claim.built)
+        return judged(
+            claim.test, frames, claim.quantifier, claim.needs, own_gpu=own_gpu, off_by=claim.built.off_in(frames)
+        )
     except (Untold, NotMeasured) as missing:
         return untold(str(missing))
 
@@ -202,7 +204,7 @@ def _with_beyond(
     if not tests:
         return verdict
     try:
-        return verdict.beside(judged(tests, frames, claim.quantifier, claim.needs, built=claim.built))
+        return verdict.beside(judged(tests, frames, claim.quantifier, claim.needs, off_by=claim.built.off_in(frames)))
     except Untold as missing:
         return verdict.beside(untold(str(missing)))
 
