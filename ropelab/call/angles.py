@@ -59,6 +59,7 @@ class Tables:
         if shape != sin.shape:
             return None
         return (
+            type(cos), type(sin),
             shape[-1], None if len(shape) == 2 else shape[:-2], cos.stride(), cos.dtype, cos.device,
             sin.stride(), sin.dtype, sin.device,
         )  # fmt: skip
@@ -104,7 +105,7 @@ class Frequencies:
     def key(self) -> tuple | None:
         """The properties that the checks and the launch depend on."""
         x = self.numbers
-        return x.shape, x.stride(), x.dtype, x.device
+        return type(x), x.shape, x.stride(), x.dtype, x.device
 
 
 Angles: TypeAlias = Tables | Frequencies

@@ -103,7 +103,7 @@ class Operation:
             key: Hashable | None = (
                 self, options, numbers, forced_backend(), angles.key(), rows if writes else 0,
                 *[
-                    None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.layout)
+                    None if x is None else (type(x), x.shape, x.stride(), x.dtype, x.device, x.layout)
                     for x in (*given, positions)
                 ],
             )  # fmt: skip

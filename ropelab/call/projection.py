@@ -181,7 +181,7 @@ def _projected(
             call, options, len(weights), forced_backend(), angles.key(),
             _aligned(x, weights[0]),
             *[
-                None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.layout)
+                None if t is None else (type(t), t.shape, t.stride(), t.dtype, t.device, t.layout)
                 for t in (x, *weights, *biases, *norms, positions)
             ],
         )  # fmt: skip
@@ -197,10 +197,14 @@ def _projected(
         given = x, weights, biases, *norms, *angles.for_kernels, positions
         return prepared.launch(given, first_position, rows if rows < MOST_ROWS else MOST_ROWS)
     except RuntimeError:  # a tensor without memory, where others had prepared the call
-        named = {"weight": weights, "bias": biases}
-        several = [(_name(name, i, given), t) for name, given in named.items() for i, t in enumerate(given)]
-        check_plain((*several, *zip(("q_weight", "k_weight"), norms, strict=True), *where.read.items()))
+        _check_plain(weights, biases, norms, where)
         raise
+
+
+def _check_plain(weights: Tensors, biases: Tensors, norms: Norms, where: Where) -> None:
+    named = {"weight": weights, "bias": biases}
+    several = [(_name(name, i, given), t) for name, given in named.items() for i, t in enumerate(given)]
+    check_plain((*several, *zip(("q_weight", "k_weight"), norms, strict=True), *where.read.items()))
 
 
 def _aligned(x, weight) -> bool:
@@ -210,6 +214,7 @@ def _aligned(x, weight) -> bool:
 
 def _prepared(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call) -> Prepared:
     """Check a call, and choose its path. The launch makes q, k, v and the tensor of all heads."""
+    _check_plain(weights, biases, norms, where)
     heads = heads_of_arguments(x, weights, biases, call.q_heads, call.k_heads, where.options.seq_format)
     check_projection(x, norms, where, heads)
     path = call.path

@@ -10,6 +10,7 @@ import torch
 from ropelab.bench import timing
 from ropelab.bench.model_cells import MOST_TOKENS, Call, Cell, cells, on_meta, smaller
 from ropelab.bench.model_shapes import MODELS, SHAPES, Model, halves
+from ropelab.bench.rows import NotMeasured
 from ropelab.bench.workloads import Workload
 from ropelab.kernels import HAS_TRITON, INTERPRETED
 from ropelab.layout.pairing import LAYOUTS
@@ -143,7 +144,8 @@ def test_bars():
     assert judge.judged(record(**small, median_us=2.29)).meets.all()
     assert not judge.judged(record(**small, median_us=2.31)).meets.any()
     assert judge.judged(record(**small, median_us=2.59, positions="token, int64")).meets.all()
-    assert judge.judged(record(status="failed")).empty
+    with pytest.raises(NotMeasured, match="ropelab"):
+        judge.judged(record(status="failed"))
 
 
 def test_the_limit_where_features_stay_is_the_copy_to_the_same_places():
