@@ -2,6 +2,8 @@
 
 import ast
 import re
+import symtable
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -129,6 +131,26 @@ def test_wrong_parameters_are_refused_before_a_kernel_starts(name, given, said, 
     assert not list(tmp_path.iterdir())
     if name == "02":
         runner.check_parameters(source, {"base": 10000})
+
+
+def scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    yield table
+    for inner in table.get_children():
+        yield from scopes(inner)
+
+
+def test_a_cell_runs_again_after_those_below_it(notebook):
+    """No cell binds a name again that a cell above reads and does not bind: that one would run with another value."""
+    read: dict[str, str] = {}
+    for cell in code_cells(notebook):
+        top = symtable.symtable(cell.source, cell.id, "exec")
+        bound = {x.get_name() for x in top.get_symbols() if x.is_assigned() and not x.is_imported()}
+        assert not (again := bound & read.keys()), [f"{cell.id} binds {x}, {read[x]} reads it" for x in sorted(again)]
+        names = {
+            x.get_name() for table in scopes(top) for x in table.get_symbols()
+            if x.is_referenced() and (table is top or x.is_global())
+        }  # fmt: skip
+        read |= dict.fromkeys(names - bound, cell.id)
 
 
 def test_headings_tell_what_the_sections_say(notebook):
