@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ropelab.conformance.screen import in_words
+
 FLAGS = {"inplace": "--inplace", "once_differentiable": "--once-differentiable", "norm_last": "--norm-last",
          "norm_across": "--norm-across", "table_free": "--table-free"}  # fmt: skip
 DEFAULTS = {"sign": "standard", "head_dim": "16", "q_heads": "4", "k_heads": "2", "base": "10000.0", "device": "cpu",
@@ -45,6 +47,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield from ("| law | says | expected | actual | allowed | at |", "|---|---|---|---|---|---|")
         yield from map(_row, broken)
         yield ""
+    if found.get("screen"):
+        yield from ("**What it does:**\n", "```text", in_words(found["screen"]), "```", "")
     if notes:
         yield "**To note**, though no documented call has a wrong result:\n"
         yield from (f"- `{result['law']}`: {_plain(result['message'])}" for result in notes)

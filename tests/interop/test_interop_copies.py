@@ -14,7 +14,6 @@ import torch
 from ropelab import qkv_rope, rope_and_cache
 from ropelab.call import projection as paths_of
 from ropelab.interop.huggingface import caches, is_patched, patch, projections, unpatch
-from ropelab.kernels import projection_torch
 
 transformers = pytest.importorskip("transformers")
 SIZES = {
@@ -48,9 +47,8 @@ def counts(monkeypatch):
     monkeypatch.setattr(caches, "rope_and_cache", counted(rope_and_cache))
     monkeypatch.setattr(projections, "qkv_rope", counted(qkv_rope))
     for module in paths_of, projections:
-        monkeypatch.setattr(module, "paths", lambda work: ("product", "pass"))
+        monkeypatch.setattr(module, "fastest", lambda work, device: "product")
     monkeypatch.setattr(projections, "uses_triton", lambda x: True)
-    monkeypatch.setattr(paths_of, "backend", lambda operation, x: projection_torch)
     return made
 
 

@@ -50,7 +50,7 @@ def step(name, **inputs):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("function, code, said", [("rotate", 0, "keeps all"), ("wrong", 1, "takes position + 1")])
+@pytest.mark.parametrize("function, code, said", [("rotate", 0, "keeps all"), ("wrong", 1, "takes position p + 1")])
 def test_the_action_holds_a_function_to_the_laws(project, function, code, said):
     options = "--law definition --law identity"
     done, summary = step("Verify", python=sys.executable, target=f"my_rope:{function}", convention="plain",

@@ -64,9 +64,15 @@ report = verify(ropelab.apply_rope, "ropelab", laws=["definition"])
 assert report.passed, report.failed
 """
 MINE = """
-from ropelab.study.faults.correct import huggingface
+import torch
+def turned(x):
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+def right(q, k, cos, sin, unsqueeze_dim=1):
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return q * cos + turned(q) * sin, k * cos + turned(k) * sin
 def wrong(q, k, cos, sin, unsqueeze_dim=1):
-    return huggingface(q, k, cos, -sin, unsqueeze_dim)
+    return right(q, k, cos, -sin, unsqueeze_dim)
 """
 
 
@@ -176,8 +182,8 @@ def test_the_command_works_with_its_extra_alone(installed, tmp_path):
     python = installed("cli")
     (tmp_path / "mine.py").write_text(MINE)
     command = python.with_name("ropelab"), "verify", "--convention", "huggingface", "--law", "definition"
-    run(*command, "mine:huggingface", cwd=tmp_path)
-    assert "Smallest example" in run(*command, "mine:wrong", cwd=tmp_path, expect=1)
+    run(*command, "mine:right", cwd=tmp_path)
+    assert "smallest call" in run(*command, "mine:wrong", cwd=tmp_path, expect=1)
     assert "definition" in run(python.with_name("ropelab"), "laws", cwd=tmp_path)
 
 
