@@ -10,7 +10,8 @@ launch, and reads and writes q and k once::
 
     pass = 1.03 full turns * turn + bytes of q and k / bandwidth + launch
 
-A call takes the path "product" where the law says that it is 2 % faster, because the law is not exact.
+A call takes the path "product" where the law says that it is 1 % faster, because the law is not exact. The
+margin saves most over the first draw of the record `projection_sizes`.
 """
 
 from functools import cache
@@ -44,7 +45,7 @@ def faster(work: Work, gpu: str) -> str:
     full_turns = work.tokens * work.outputs / (128 * 256 * _MULTIPROCESSORS)
     moved = 4 * work.tokens * work.turning
     by_pass = 1.03 * full_turns * turn + moved / _BYTES_PER_US[gpu] + _LAUNCH_US
-    return "product" if turns * (turn + _ROTATION_US) < 0.98 * by_pass else "pass"
+    return "product" if turns * (turn + _ROTATION_US) < 0.99 * by_pass else "pass"
 
 
 MEASURED = {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA H200": "H200"}

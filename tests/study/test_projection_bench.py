@@ -10,7 +10,8 @@ from ropelab.bench import projection, records, timing
 from ropelab.bench.peers import quack
 from ropelab.bench.projection import Projection, Tensors
 from ropelab.bench.projection_law import Machine, Product, widest_that_pays
-from ropelab.call.projection_paths import MEASURED, faster
+from ropelab.bench.projection_sizes import DRAWS
+from ropelab.call.projection_paths import MEASURED, Work, faster
 
 BLOCKS = "rotation", "norm", "cache", "norm and cache"
 SMALL = {"inputs": 64, "q_heads": 4, "k_heads": 2, "head_dim": 16}
@@ -123,6 +124,23 @@ def test_the_path_is_the_faster_one_of_the_record(gpu):
     taken, best = by_pass.where(~product, by_product), pd.concat([by_pass, by_product], axis=1).min(axis=1)
     assert product.any() and not product.all() and (taken <= 1.01 * by_pass).all()
     assert (by_pass - taken).sum() >= 0.9 * (by_pass - best).sum()
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_the_path_of_drawn_sizes_saves_most_of_what_can_be_saved(draw):
+    """Nine tenths of what the better paths would save, over the sizes that a draw made and the product serves."""
+    name = "H100"
+    (gpu,) = (cuda.lower().replace(" ", "-") for cuda, short in MEASURED.items() if short == name)
+    table = records.load("projection_sizes", gpu=gpu).frame.query("draw == @draw and status == 'ok'")
+    cell = [column for column in table if column in ("tokens", "inputs", "outputs", "q_heads", "k_heads", "head_dim")]
+    found = table.pivot_table(index=cell, columns="contender", values="median_us").dropna().reset_index()
+    product = pd.Series([
+        faster(Work(x.tokens, x.inputs, x.outputs, (x.q_heads + x.k_heads) * x.head_dim), name) == "product"
+        for x in found.itertuples()
+    ])  # fmt: skip
+    by_pass, by_product = found[projection.OURS], found[projection.KERNEL]
+    taken, best = by_pass.where(~product, by_product), pd.concat([by_pass, by_product], axis=1).min(axis=1)
+    assert product.any() and (by_pass - taken).sum() >= 0.9 * (by_pass - best).sum() > 0
 
 
 @pytest.mark.parametrize("gpu", RECORDS)
