@@ -74,7 +74,7 @@ def heads_of_arguments(x, weights: Tensors, biases: Tensors, q_heads: int, k_hea
     dim = 0
     for i, (weight, count) in enumerate(zip(weights, counts, strict=True)):
         name = _name("weight", i, weights)
-        check_tensor(name, weight, (2,), f"[{count} heads of D, {x.shape[-1]}]")
+        check_tensor(name, weight, (2,), "[heads * D, K]")
         dim = dim or weight.shape[0] // count
         if weight.shape != (count * dim, x.shape[-1]) or not dim:
             rows = f"a multiple of {count}" if i == 0 else f"{count * dim}"
@@ -82,7 +82,7 @@ def heads_of_arguments(x, weights: Tensors, biases: Tensors, q_heads: int, k_hea
         _check_like(name, weight, x)
     for i, (bias, weight) in enumerate(zip(biases, weights, strict=False)):
         name = _name("bias", i, weights)
-        check_tensor(name, bias, (1,), f"({weight.shape[0]},)")
+        check_tensor(name, bias, (1,), "[heads * D]")
         if bias.shape[0] != weight.shape[0]:
             raise ValueError(f"{name}: expected shape ({weight.shape[0]},), got {tuple(bias.shape)}")
         _check_like(name, bias, x)

@@ -36,14 +36,7 @@ def test_operators_are_what_the_dispatcher_expects(name, where):
         torch.library.opcheck(operator, arguments, test_utils=tests[2:] if has_8_bits else tests)
 
 
-HEADS_IN_TEXT = pytest.mark.xfail(
-    reason="a message of the checks has the number of heads, which may be a symbol", strict=True
-)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[HEADS_IN_TEXT] * (x == "qkv_rope, three weights")) for x in OPERATORS]
-)
+@pytest.mark.parametrize("name", OPERATORS)
 def test_compiles_without_a_graph_break(name):
     """With gradients, and for another number of tokens."""
     torch._dynamo.reset()
