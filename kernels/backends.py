@@ -52,10 +52,13 @@ def use_backend(name: str) -> Iterator[None]:
         name: ``"torch"``, or ``"triton"`` (tensors on a GPU, or ``TRITON_INTERPRET=1``).
 
     Raises:
+        TypeError: ``name`` is not a string.
         ValueError: an unknown name.
         RuntimeError: ``"triton"`` where Triton is not installed.
     """
     global _forced
+    if not isinstance(name, str):  # an array of one name equals it
+        raise TypeError(f"name: expected one of {BACKENDS}, got {type(name).__name__}")
     if name not in BACKENDS:
         raise ValueError(f"name: expected one of {BACKENDS}, got {name!r}")
     if name == "triton" and not HAS_TRITON:

@@ -7,6 +7,7 @@ from torch.fx import Proxy
 
 from ropelab.arguments import check_device, dtype_name, flag, integer
 from ropelab.autograd.latent_attention import differentiated, overwrite_tail
+from ropelab.autograd.rotation import check_untransformed
 from ropelab.autograd.rotation import differentiated as rotated
 from ropelab.call.angles import given_tables
 from ropelab.call.checks import INPLACE, check_fixed_tables
@@ -61,7 +62,8 @@ def assemble_mla(
         "cos": cos, "sin": sin, "layout": layout, "out_layout": out_layout, "seq_format": seq_format,
         "positions": positions, "offsets": offsets, "inverse": inverse,
     }  # fmt: skip
-    inplace = flag("inplace", inplace)
+    if inplace := flag("inplace", inplace):
+        check_untransformed()
     key, value = assemble_mla_kv(kv, k_pe, nope_dim, **where, copy_value=copy_value)
     if q.shape[:-1] != kv.shape[:-1]:
         raise ValueError(f"q: expected kv's shape {tuple(kv.shape[:-1])} but for the features, got {tuple(q.shape)}")

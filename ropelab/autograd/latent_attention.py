@@ -8,8 +8,8 @@ torch operations and a rotation replace the kernels.
 import torch
 
 from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
+from ropelab.autograd.rotation import check_untransformed, needs_autograd, rotate_recorded, transformed
 from ropelab.autograd.rotation import differentiated as rotated
-from ropelab.autograd.rotation import needs_autograd, rotate_recorded, transformed
 from ropelab.call.checks import check_inplace_autograd, check_memory, check_recordable, check_writable
 from ropelab.call.latent_attention import check_latent_arguments, check_tail, run_backward, run_forward, turn_tail
 from ropelab.call.memory import overlaps_itself
@@ -102,8 +102,7 @@ def overwrite_tail(q, where: Where, consume: bool):
     Args:
         consume: the caller gives up q and the gradient of the query: see `ropelab.rotate_mla_query`.
     """
-    if transformed():
-        raise NotImplementedError("inplace: expected False under torch.func transforms and forward mode, got True")
+    check_untransformed()
     check_tail(q, where)
     if must_dispatch(q, None):
         if consume:

@@ -45,6 +45,12 @@ def transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
+def check_untransformed() -> None:
+    """Raise NotImplementedError under a transform of torch.func or in forward mode, for a call in place."""
+    if transformed():
+        raise NotImplementedError("inplace: expected False under torch.func transforms and forward mode, got True")
+
+
 def rotate_recorded(q, k, where: Where):
     """Rotate into new tensors, and record the rotation."""
     if transformed():
@@ -71,8 +77,7 @@ def _record(q, k, where: Where, inplace: bool):
 
 def _overwrite(q, k, where: Where):
     """Rotate in place, and record the rotation."""
-    if transformed():
-        raise NotImplementedError("inplace: expected False under torch.func transforms and forward mode, got True")
+    check_untransformed()
     if must_dispatch(q, k):
         return _overwrite_by_copy(q, k, where)
     check_rope_arguments(q, k, where)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ropelab.arguments import flag, integers
+from ropelab.arguments import flag, integers, shown
 from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS, CacheSubject
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.conventions import CONVENTIONS
@@ -137,7 +137,8 @@ def declare(
             NumPy has no gradients.
 
     Raises:
-        TypeError: a size or ``base`` is not a number, a flag is not a bool, or ``dtype`` is not in ``DTYPES``.
+        TypeError: a size or ``base`` is not a number, a flag is not a bool, a choice is not a string, or ``dtype`` is
+            not in ``DTYPES``.
         ValueError: an argument is out of its range or not one of its choices, or no law is left.
     """
     every: dict[str, Any] = {**CONVENTIONS, **CACHE_CONVENTIONS}
@@ -283,6 +284,8 @@ def _check_base(base: float) -> None:
 
 
 def _one_of(name: str, value: str, choices: Iterable[str]) -> str:
+    if not isinstance(value, str):  # an array of one word equals it
+        raise TypeError(f"{name}: expected one of {tuple(choices)}, got {shown(value)}")
     if value not in choices:
         raise ValueError(f"{name}: expected one of {tuple(choices)}, got {value!r}{did_you_mean(value, choices)}")
     return value

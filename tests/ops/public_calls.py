@@ -253,7 +253,7 @@ PUBLIC = {
     "context_parallel_positions": of(
         ropelab.context_parallel_positions, seq_len=8, cp_size=2, cp_rank=1, chunks="dual", device="cpu"
     ),
-    "use_backend": of(use_backend, "an array", name="torch"),
+    "use_backend": of(use_backend, name="torch"),
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ropelab.arguments import choice, flag, integer, number
+from ropelab.conformance import declare
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), np.int32(3)])
@@ -68,6 +69,22 @@ def test_a_choice_is_one_of_the_strings():
     for value in (None, 3, ["a"], np.array(["a"])):
         with pytest.raises(TypeError, match="^c: expected one of"):
             choice("c", value, ("a", "b"))
+
+
+CHOICES = {
+    "convention": "huggingface", "layout": "split_half", "out_layout": "split_half", "seq_format": "bhsd",
+    "maths": "wide", "columns": "repeated", "sign": "standard", "arrays": "torch",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_declaration_takes_words_alone(name):
+    """An array of one word equals the word. The table of public functions has the like for all others."""
+    word, options = CHOICES[name], {"convention": "huggingface"}
+    declare(**options | {name: word})
+    for value in (np.array([word]), [word], word.encode(), 3):
+        with pytest.raises(TypeError, match=f"^{name}: expected one of"):
+            declare(**options | {name: value})
 
 
 def test_compiled_functions_trace_through_them():
