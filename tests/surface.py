@@ -18,15 +18,16 @@ import typer
 import yaml
 
 import pytest_ropelab
-import ropelab.__main__
+import ropelab
+from ropelab.command.cli import EXIT_CODES
+from ropelab.command.cli import app as command
+from ropelab.command.main import INTERRUPTED
 from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS, CONVENTIONS, LAWS
-from ropelab.conformance.cli import EXIT_CODES
-from ropelab.conformance.cli import app as command
 from ropelab.conformance.configuration import verify_config
 from ropelab.interop.serving import vllm_writes
 from ropelab.study.__main__ import app as study
 
-ROOT = Path(ropelab.__main__.__file__).parents[1]
+ROOT = Path(ropelab.__file__).parents[1]
 FILE = Path(__file__).with_name("unit") / "surface.txt"
 MACHINERY = ("broadcast", "calls", "kinds", "over_kernel", "patch", "refusals", "serving", "shapes")
 """Modules of `ropelab.interop` that the adapters stand on, and that nobody else calls."""
@@ -108,7 +109,7 @@ def commands() -> Iterator[str]:
                     if parameter.param_type_name == "option"
                     else (words, parameter.name.upper(), "" if parameter.required else "optional")
                 ).strip()  # fmt: skip
-    for outcome, code in {**EXIT_CODES, "interrupted": ropelab.__main__.INTERRUPTED}.items():
+    for outcome, code in {**EXIT_CODES, "interrupted": INTERRUPTED}.items():
         yield f"ropelab exits with {code}: {outcome}"
 
 

@@ -13,13 +13,13 @@ Reading order:
 - `law`, `laws/`: the laws.
 - `declared`: the claims about a function, checked.
 - `verify`: holds a function to laws. `where` describes wrong elements.
-- `result`, `words`, `report`: the outcome of one law, a broken law in words, the outcome of all laws. `summary`
-  writes one screen, and `markdown` the text of an issue; ``report.schema.json`` describes the report as JSON.
+- `result`, `words`, `report`: the outcome of one law, a broken law in words, the outcome of all laws, which
+  `ropelab.command` writes; ``report.schema.json`` describes the report as JSON.
 - `cache/`: the same for operators that rotate and write a paged cache: cases, conventions, laws.
 - `angles`: recovers positions and frequencies from measured cosines and sines, for `models/` and `configuration/`.
 - `configuration/`: holds frequencies, tables or a rotation to the configuration of a model.
 - `testing`: the laws as a test for pytest.
-- `cli`, `process`, `child`, `destination`: the command ``ropelab verify``, which runs the function in a new process.
+- `child`: the tasks of the command ``ropelab``, which runs the function in a new process.
 """
 
 from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS

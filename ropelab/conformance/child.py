@@ -15,21 +15,22 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ropelab.arguments import shown
+from ropelab.command.process import NOTES, REQUEST, UNFINISHED
 from ropelab.conformance.cache import CACHE_CONVENTIONS
 from ropelab.conformance.conventions import CONVENTIONS
-from ropelab.conformance.declared import DTYPES, check_device, declare
-from ropelab.conformance.meant import conventions_of, did_you_mean
+from ropelab.conformance.declared import DTYPES, Declaration, check_device, declare, laws_of
+from ropelab.conformance.meant import conventions_of
 from ropelab.conformance.result import Result
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.verify import check_function, judge
 from ropelab.conformance.words import failure, said
+from ropelab.foreign import did_you_mean
 
-REQUEST, NOTES = "request.json", "notes"
+KNOWN: dict[str, Any] = CONVENTIONS | CACHE_CONVENTIONS
 LIBRARY = str(Path(__file__).parents[1])
 SKIPPED = (LIBRARY, importlib.__file__, "<frozen ")
 """The beginnings of the names of files whose frames a traceback of foreign code leaves out."""
@@ -72,6 +73,12 @@ class Notes:
         """Append the result of a law, in numbers and, if the law does not hold, in words."""
         self.write("result", result.as_dict() | {"words": failure(result) if result.failed else ""})
 
+    def report(self, name: str, report: Any) -> None:
+        """Append a report on a model or a configuration, for JSON, in words and in a line."""
+        line = ": ".join((name, report.verdict, report.message or "; ".join(map(str, getattr(report, "findings", ())))))
+        about = {"verdict": report.verdict, "report": report.as_dict(), "words": str(report)}
+        self.write("report", {"name": name, "line": line.removesuffix(": "), **about})
+
 
 def main(folder: str) -> None:
     """Carry out the request in ``folder``, leave notes there, and end the process.
@@ -99,6 +106,8 @@ def main(folder: str) -> None:
 def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
     """Import a function, and hold it to laws; the arguments are those of `hold_apart`."""
     device = declared.get("device", "cpu")
+    if (convention := declared["convention"]) is not None:
+        declaration = _declared(declared, convention)
     notes.begun(f"a first use of the device {device}")
     try:
         check_device(device)
@@ -109,40 +118,60 @@ def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
     with surroundings.importing():
         function = load(target)
     try:
-        check_function(function, declared["convention"] or "module")
+        check_function(function, convention or "module")
     except TypeError as reason:
         raise Unusable(f"target: expected package.module:function, got {target} ({reason})") from None
     with surroundings.ours():
-        convention = declared["convention"] or _guessed(function)
-        try:
-            declaration = declare(**declared | {"convention": convention, "dtype": DTYPES[declared["dtype"]]})
-        except ValueError as reason:
-            raise Unusable(str(reason)) from None
-    notes.write("declared", {"convention": convention, "laws": [law.name for law in declaration.laws]})
+        if convention is None:
+            declaration = _declared(declared, _guessed(function))
+    laws, every = declaration.laws, laws_of(declaration.convention).values()
+    about = {"convention": declaration.convention, "signature": KNOWN[declaration.convention].signature}
+    about |= {"laws": [law.name for law in laws], "of": sum(law.by_default for law in every)}
+    notes.write("declared", about)
     report = judge(function, declaration, surroundings, begun=notes.begun, found=notes.result, target=target)
     notes.begun("the measurement of the function")
     if report.screen is not None:
         notes.write("screen", report.screen.as_dict())
 
 
+def _declared(declared: dict[str, Any], convention: str) -> Declaration:
+    try:
+        return declare(**declared | {"convention": convention, "dtype": DTYPES[declared["dtype"]]})
+    except ValueError as reason:
+        raise Unusable(str(reason)) from None
+
+
 def _guessed(function: Any) -> str:
     """Return the one convention that the parameters of a function fit."""
-    known: dict[str, Any] = CONVENTIONS | CACHE_CONVENTIONS
-    fitting, near = conventions_of(function, known)
+    fitting, near = conventions_of(function, KNOWN)
     if len(fitting) == 1:
         return fitting[0]
     which = f"the parameters fit {' and '.join(fitting)}" if fitting else "the parameters fit none"
-    listed = "".join(f"\n  {name}: {known[name].signature}" for name in fitting or near)
+    listed = "".join(f"\n  {name}: {KNOWN[name].signature}" for name in fitting or near)
     raise Unusable(f"convention: expected --convention, because {which}{'; the nearest:' * (not fitting)}{listed}")
 
 
 def hold_model(notes: Notes, target: str) -> None:
-    """Import or make a model, and hold it to laws; ``target`` is that of `hold_model_apart`."""
+    """Import or make a model, and hold it to laws.
+
+    Args:
+        notes: the notes for the parent.
+        target: the name of an architecture of Transformers, or ``"package.module:name"`` of a model, or of a function
+            without arguments that returns a model.
+    """
     from torch.nn import Module
 
     from ropelab.conformance.models.trace import Traced
-    from ropelab.conformance.models.verify_model import FunctionReport, function_report, tiny_of, verify_model
+    from ropelab.conformance.models.verify_model import (
+        FunctionReport,
+        ModelReport,
+        function_report,
+        tiny_of,
+        verify_model,
+    )
 
+    notes.report(target, ModelReport(target, "", stopped=UNFINISHED))
+    functions: list[FunctionReport] = []
     model: Any = target
     if ":" in target:
         notes.begun(f"the import of {target}")
@@ -156,25 +185,32 @@ def hold_model(notes: Notes, target: str) -> None:
 
     def judged(traced: Traced) -> FunctionReport:
         notes.begun(f"the laws of {traced.name}")
-        report = function_report(traced)
-        notes.write("function", asdict(report))
+        functions.append(function_report(traced))
+        notes.report(target, ModelReport(target, "", tuple(functions), stopped=UNFINISHED))
         notes.begun("the laws of the attention")
-        return report
+        return functions[-1]
 
     notes.begun("a call of the model")
     # The process is the model's own. A copy would leave functions that somebody put into it with the original.
     tiny = model if isinstance(model, str) else _foreign("the model cannot be judged", tiny_of, model)
-    report = _foreign("the model cannot be judged", verify_model, tiny, laws_of=judged)
-    notes.write("model", asdict(report))
+    notes.report(target, _foreign("the model cannot be judged", verify_model, tiny, laws_of=judged))
 
 
 def hold_config(notes: Notes, configs: list[str], against: str, layer_type: str | None) -> None:
-    """Import or read a target, and hold it to configurations; the arguments are those of `hold_config_apart`."""
+    """Import or read a target, and hold it to configurations.
+
+    Args:
+        notes: the notes for the parent.
+        configs, layer_type: as for `verify_config`.
+        against: ``"package.module:name"`` or a file.
+    """
     from ropelab.conformance.configuration import ConfigReport, verify_config
     from ropelab.conformance.configuration.descriptions import is_file, read, read_json
     from ropelab.conformance.configuration.measured import NotMeasured
     from ropelab.conformance.configuration.measured import load as load_tensors
 
+    for config in configs:
+        notes.report(config, ConfigReport(against, message=UNFINISHED))
     notes.begun(f"the import of {against}")
     path = Path(against)
     target: Any
@@ -212,8 +248,7 @@ def hold_config(notes: Notes, configs: list[str], against: str, layer_type: str 
             report = report_on(config)
         except Unusable as reason:
             report = ConfigReport(against, message=str(reason))
-        line = ": ".join(filter(None, (config, report.verdict, report.message or "; ".join(map(str, report.findings)))))
-        notes.write("config", {"config": config, "report": report.as_dict(), "words": str(report), "line": line})
+        notes.report(config, report)
 
 
 def _takes_arguments(function: Any) -> bool:

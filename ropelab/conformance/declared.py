@@ -12,23 +12,20 @@ from typing import Any
 import torch
 
 from ropelab.arguments import flag, integers, shown
+from ropelab.command.vocabulary import CHOICES, FAMILIES, MOST_TOKENS
 from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS, CacheSubject
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.jax_arrays import of_jax
 from ropelab.conformance.law import Law
 from ropelab.conformance.laws import LAWS
-from ropelab.conformance.meant import did_you_mean
 from ropelab.conformance.numpy_arrays import of_numpy, without_gradients
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.surroundings import Surroundings
+from ropelab.foreign import did_you_mean
 from ropelab.layout.pairing import LAYOUTS
 
-SIGNS = ("standard", "reversed")
-ARRAYS = ("torch", "jax", "numpy")
-DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
-MOST_TOKENS = 2**22
-"""The largest number of tokens of a call."""
+DTYPES = {name: getattr(torch, name) for name in CHOICES["dtype"]}
 MOST_FEATURES = 2**18
 """The largest number of features in all heads of a token: larger cases do not fit into a small machine's memory."""
 
@@ -45,7 +42,7 @@ class Declaration:
         claims: the claims as fields of `Subject`.
         kept: the first contents of the subject's ``state``.
         strict: whether the author declared the arithmetic, so that any other rounding breaks a law.
-        arrays: whose arrays the function takes, one of ``ARRAYS``.
+        arrays: whose arrays the function takes, ``"torch"``, ``"jax"`` or ``"numpy"``.
     """
 
     convention: str
@@ -147,7 +144,7 @@ def declare(
     layout = _one_of("layout", kind.layouts[0] if layout is None else layout, LAYOUTS)
     out_layout = _one_of("out_layout", out_layout or getattr(kind, "out_layout", None) or layout, LAYOUTS)
     seq_format = _one_of("seq_format", seq_format or kind.seq_formats[0], kind.seq_formats)
-    narrow = kind.narrow if maths is None else _one_of("maths", maths, ("narrow", "wide")) == "narrow"
+    narrow = kind.narrow if maths is None else _one_of("maths", maths, CHOICES["maths"]) == "narrow"
     if convention in CACHE_CONVENTIONS:
         _one_of("layout", layout, kind.layouts)
         if out_layout != layout:
@@ -179,7 +176,7 @@ def declare(
     device = str(place)
     in_place = bool(kind.in_place or inplace)
     claims = {"layout": layout, "out_layout": out_layout, "seq_format": seq_format,
-              "reversed": _one_of("sign", sign, SIGNS) == "reversed", "in_place": in_place, "narrow": narrow,
+              "reversed": _one_of("sign", sign, CHOICES["sign"]) == "reversed", "in_place": in_place, "narrow": narrow,
               "once": once_differentiable, "base": base, "device": device, "dtype": dtype}  # fmt: skip
     about = {"convention": convention, "layout": layout, "out_layout": out_layout, "seq_format": seq_format,
              "sign": sign, "maths": "narrow" if narrow else "wide", "inplace": in_place,
@@ -218,16 +215,21 @@ def select(
     """Return laws in the order of ``known``.
 
     Args:
-        laws: the names of the laws; by default all laws that are not opt-in.
-        skip: the names of laws to leave out.
+        laws: the names of laws or families; by default all laws that are not opt-in.
+        skip: the names of laws or families to leave out.
         known: the laws of the convention.
 
     Raises:
         ValueError: a name is unknown, or no law is left.
     """
-    named, skipped = None if laws is None else set(laws), set(skip)
-    for name in (*(named or ()), *skipped):
-        _one_of("law", name, known)
+
+    def meant(names: Iterable[str]) -> set[str]:
+        found: set[str] = set()
+        for name in names:
+            found |= known.keys() & FAMILIES[name].split() if name in FAMILIES else {_one_of("law", name, known)}
+        return found
+
+    named, skipped = None if laws is None else meant(laws), meant(skip)
     kept = (law for law in known.values() if law.name not in skipped)
     chosen = tuple(law for law in kept if (law.by_default if named is None else law.name in named))
     if not chosen:
@@ -265,7 +267,7 @@ def _sizes(q_heads: int, k_heads: int, head_dim: int, rotary_dim: int | None, pa
 
 
 def _arrays(arrays: str, in_place: bool | None) -> str:
-    if _one_of("arrays", arrays, ARRAYS) == "jax":
+    if _one_of("arrays", arrays, CHOICES["arrays"]) == "jax":
         if in_place:
             raise ValueError(
                 "arrays: expected torch for a convention in place, because arrays of JAX are immutable, got jax"

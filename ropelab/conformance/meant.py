@@ -1,35 +1,18 @@
-"""What a user may have meant: a word of another project, a word with a typo, a function without a named convention."""
+"""The conventions that the parameters of a function fit."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from ropelab.conformance.convention import accepts, parameters, required
 
-FOREIGN = {
-    "hf": "huggingface", "transformers": "huggingface", "te": "transformer_engine", "megatron": "transformer_engine",
-    "fa": "flash_attn", "flash_attention": "flash_attn", "ds": "deepspeed", "llama": "complex", "sglang": "vllm",
-    "neox": "split_half", "half": "split_half", "rotate_half": "split_half", "gptj": "interleaved",
-    "adjacent": "interleaved", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64",
-    "float": "float32", "double": "float64", "clockwise": "reversed", "negative": "reversed",
-}  # fmt: skip
-"""A word of other projects -> a word of this one."""
 NEAREST = 3
 """The number of conventions that are named where none fits."""
-
-
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return a question to add to an error; empty if no choice is near ``word``."""
-    choices = list(choices)
-    foreign = FOREIGN.get(str(word).lower().replace("-", "_"))
-    near = [foreign] if foreign in choices else get_close_matches(str(word), choices, 1)
-    return "".join(f"; did you mean {one!r}?" for one in near)
 
 
 def conventions_of(function: Callable[..., Any], known: Mapping[str, Any]) -> tuple[list[str], list[str]]:

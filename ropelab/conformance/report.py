@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import metadata
-from importlib.util import find_spec
 from typing import Any
 
-import torch
-
-from ropelab import __version__
-from ropelab.conformance.markdown import markdown
+from ropelab.command import summary
+from ropelab.command.markdown import markdown
 from ropelab.conformance.result import Result
 from ropelab.conformance.screen import Screen
 from ropelab.conformance.words import failure
-
-VERDICTS = ("right", "wrong", "not judged")
-"""The verdict of all laws together. It is "not judged" if no law is known to fail, and either nothing was compared with
-the definition or the run ended before the last law."""
-
-
-FORMAT = 2
-"""The version of the format of a report as JSON. A new key keeps the version; a key that changes or goes raises it."""
 
 
 class ConformanceError(AssertionError):
@@ -62,7 +50,7 @@ class Report:
 
         Laws of consistency alone do not make a rotation, because the identity keeps most of them.
         """
-        return verdict(bool(self.failed), sum(result.compared for result in self.results))
+        return summary.verdict([result.as_dict() for result in self.results])
 
     @property
     def passed(self) -> bool:
@@ -81,7 +69,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the numbers in the tensors, in the format of ``report.schema.json``."""
         measured = None if self.screen is None else self.screen.as_dict()
-        return as_dict(self.verdict, self.about, [result.as_dict() for result in self.results], screen=measured)
+        return summary.as_dict(self.about, [result.as_dict() for result in self.results], screen=measured)
 
     def to_json(self) -> str:
         """Return `as_dict` as JSON."""
@@ -97,63 +85,13 @@ class Report:
             raise ConformanceError(text(self))
 
 
-def verdict(failed: bool, compared: int) -> str:
-    """Return one of ``VERDICTS`` for a function that was held to all laws.
-
-    Args:
-        failed: whether a law does not hold.
-        compared: the number of elements that were compared with the definition.
-    """
-    if failed:
-        return "wrong"
-    return "right" if compared else "not judged"
-
-
-def as_dict(
-    verdict: str,
-    about: Mapping[str, Any],
-    results: Sequence[Mapping[str, Any]],
-    stopped: str = "",
-    screen: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return a report in the format of ``report.schema.json``, a JSON Schema beside this file.
-
-    Args:
-        verdict: one of ``VERDICTS``.
-        about: the declaration of the function, name by name.
-        results: `Result.as_dict` of each law.
-        stopped: why the run ended early; empty if it did not.
-        screen: `Screen.as_dict`; None if the function was not measured.
-    """
-    found: dict[str, Any] = {"format": FORMAT, "versions": versions()}
-    found |= {"passed": verdict == "right", "verdict": verdict, "stopped": stopped}
-    found |= {"about": {name: str(value) for name, value in about.items()}}
-    return found | {"results": list(results), "screen": screen, "diagnosis": [], "identification": None}
-
-
-def versions(*others: str) -> dict[str, str]:
-    """Return the versions of ropelab, of torch and of those other packages that are installed."""
-    found = {"ropelab": __version__, "torch": torch.__version__}
-    return found | {name: metadata.version(name) for name in others if find_spec(name) is not None}
-
-
 def text(report: Report) -> str:
     """Return what a wrong function does, and every law that it breaks with its counterexample, in several lines."""
     if report.passed:
         return f"{sum(result.status == 'pass' for result in report.results)} laws hold"
     if report.verdict == "not judged":
-        return f"nothing was compared with the definition: {why_not_judged([r.as_dict() for r in report.results])}"
+        return (
+            f"nothing was compared with the definition: {summary.why_not_judged([r.as_dict() for r in report.results])}"
+        )
     measured = () if report.screen is None else (str(report.screen),)
     return "\n\n".join((*measured, *(failure(result) for result in report.results if result.failed)))
-
-
-def why_not_judged(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return why nothing was compared with the definition, and which laws hold all the same.
-
-    Args:
-        results: `Result.as_dict` of each law; none of them failed.
-    """
-    held = [result["law"] for result in results if result["status"] == "pass" and result["law"] != "bad_input"]
-    done = f"functions that do not rotate keep these laws, too: {', '.join(held)}" if held else ""
-    reasons = [result["message"] for result in results if result["status"] == "not applicable"]
-    return "; ".join(filter(None, (*reasons[:1], done)))

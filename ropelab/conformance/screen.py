@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from ropelab.command.summary import in_words
 from ropelab.conformance import calls
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.declared import Declaration
@@ -26,8 +27,6 @@ from ropelab.conformance.where import pattern
 from ropelab.conformance.words import called, unequal
 from ropelab.layout.seq_format import from_bshd
 
-LINES = 21
-"""The lines of a screen, which stand below a verdict."""
 SLOW = ("compile", "huge", "token_counts", "large_positions")
 """Laws that are watched only if all others hold."""
 SECONDS = 4.0
@@ -71,14 +70,6 @@ class Screen:
     def as_dict(self) -> dict[str, Any]:
         """Return the screen for JSON."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-
-
-def in_words(found: Mapping[str, Any]) -> str:
-    """Return a screen in lines, from its attributes by name."""
-    otherwise = f"with {found['declared']} the broken laws hold" if found["declared"] else ""
-    parts = [found["law"], found["smallest"], *found["reading"], otherwise, *found["calls"], found["elements"]]
-    parts += [*found["positions"], *found["matrices"], found["form"]]
-    return "\n".join([part for part in parts if part][:LINES])
 
 
 def screen(

@@ -23,11 +23,12 @@ from ropelab.conformance.report import Report
 from ropelab.conformance.result import Counterexample, Result
 from ropelab.conformance.screen import Screen, screen
 from ropelab.conformance.subject import Subject
-from ropelab.conformance.summary import TORCH
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.where import pattern
 from ropelab.conformance.words import said
 
+TORCH = Path(torch.__file__).parent
+"""The files of torch, whose frames lie between a law and a backward under test."""
 SHRINK_SECONDS = 1.0
 """The time after which the search for a smaller counterexample to a law ends. It is CPU time of this thread, so that
 other work on the machine cannot end the search early."""

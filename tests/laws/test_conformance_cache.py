@@ -401,7 +401,7 @@ def test_wrong_options_raise(options, message):
 )
 def test_the_command(target, convention, options, code, tmp_path, monkeypatch):
     testing = pytest.importorskip("typer.testing")
-    from ropelab.conformance.cli import app
+    from ropelab.command.cli import app
 
     monkeypatch.setattr(sys, "stdin", None)
     arguments = [

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
+from ropelab.command.cli import app  # noqa: E402
 from ropelab.conformance import CACHE_CONVENTIONS, CONVENTIONS  # noqa: E402
-from ropelab.conformance.cli import app  # noqa: E402
 
 
 @pytest.mark.parametrize("name", [*CONVENTIONS, *CACHE_CONVENTIONS])

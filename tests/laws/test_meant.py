@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from ropelab.conformance import CACHE_CONVENTIONS, CONVENTIONS
-from ropelab.conformance.meant import FOREIGN, conventions_of, did_you_mean
+from ropelab.conformance.meant import conventions_of
+from ropelab.foreign import FOREIGN, did_you_mean
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.faults import CONTROLS, FAULTS
 from ropelab.study.faults.correct_operators import CORRECT

@@ -2,9 +2,11 @@
 
 import inspect
 import json
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from types import FunctionType, MethodType
 
 import pytest
@@ -15,14 +17,22 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
 from ropelab.angles.model_config import rope_from_config  # noqa: E402
-from ropelab.conformance.cli import app  # noqa: E402
-from ropelab.conformance.models import apart, attention_laws, function_laws, verify_model  # noqa: E402
-from ropelab.conformance.models.apart import hold_model_apart  # noqa: E402
+from ropelab.command import apart  # noqa: E402
+from ropelab.command.apart import report_apart  # noqa: E402
+from ropelab.command.cli import app  # noqa: E402
+from ropelab.command.process import UNFINISHED, Limits, Run  # noqa: E402
+from ropelab.conformance.child import Notes  # noqa: E402
+from ropelab.conformance.models import attention_laws, function_laws, verify_model  # noqa: E402
 from ropelab.conformance.models.deliberate import DELIBERATE  # noqa: E402
 from ropelab.conformance.models.factory import NotBuilt, build, made_of  # noqa: E402
 from ropelab.conformance.models.trace import Traced, Turn, rotations  # noqa: E402
-from ropelab.conformance.models.verify_model import FunctionReport, disagreement, function_report, tiny_of  # noqa: E402
-from ropelab.conformance.process import Limits, Run  # noqa: E402
+from ropelab.conformance.models.verify_model import (  # noqa: E402
+    FunctionReport,
+    ModelReport,
+    disagreement,
+    function_report,
+    tiny_of,
+)
 from ropelab.interop.broadcast import formula  # noqa: E402
 from ropelab.study.topics.models import tables  # noqa: E402
 from tests.support import older  # noqa: E402
@@ -151,10 +161,12 @@ def test_no_way_to_end_a_model_is_a_verdict(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     limits = {target: Limits(30 if target == "models:hangs" else 300) for target in ENDS}
     with ThreadPoolExecutor(2) as pool:
-        reports = dict(zip(ENDS, pool.map(hold_model_apart, ENDS, limits.values()), strict=True))
+        run = lambda target: report_apart("verify-model", {"target": target}, limits[target])[target]  # noqa: E731
+        reports = dict(zip(ENDS, pool.map(run, ENDS), strict=True))
     for target, report in reports.items():
-        assert report.verdict == "not judged" and ENDS[target] in str(report), (target, str(report))
-        assert not json.loads(report.to_json())["functions"]
+        assert report["verdict"] == "not judged" and ENDS[target] in report["words"], (target, report)
+        found = report["report"]
+        assert not found["functions"] and ENDS[target] in found["stopped"] + found["message"]
 
 
 @pytest.mark.process
@@ -167,14 +179,20 @@ def test_experts_in_float64(tmp_path, monkeypatch):
     assert "DeepseekV3ForCausalLM): right" in result.output
 
 
-def test_what_a_model_broke_before_its_process_ended_stays_broken(monkeypatch):
-    wrong = {"name": "rope", "convention": "", "layout": "", "out_layout": "", "sign": "", "rotary_dim": 2,
-             "head_dim": 2, "factor": 1.0, "verdict": "wrong", "failed": ["adjoint"], "message": ""}  # fmt: skip
-    monkeypatch.setattr(apart, "run", lambda *a: Run([("function", wrong)], "it ended during the laws"))
-    report = hold_model_apart("llama", Limits())
-    assert report.verdict == "wrong" and report.stopped == "it ended during the laws"
-    wrong["verdict"] = "right"
-    assert hold_model_apart("llama", Limits()).verdict == "not judged"
+def broken(verdict):
+    return FunctionReport("rope", "", "", "", "", 2, 2, 1.0, verdict)
+
+
+@pytest.mark.parametrize("function, verdict", [(broken("wrong"), "wrong"), (broken("right"), "not judged")])
+def test_what_a_model_broke_before_its_process_ended_stays_broken(monkeypatch, function, verdict):
+    kept: list = []
+    notes = Notes(Path(os.devnull), "")
+    monkeypatch.setattr(notes, "write", lambda kind, value: kept.append((kind, value)))
+    notes.report("llama", ModelReport("llama", "", (function,), stopped=UNFINISHED))
+    monkeypatch.setattr(apart, "run", lambda *a: Run(kept, 'it ended during "laws"'))
+    report = report_apart("verify-model", {}, Limits())["llama"]
+    assert report["verdict"] == verdict and report["report"]["stopped"] == 'it ended during "laws"'
+    assert 'it ended during "laws"' in report["words"]
 
 
 def test_a_model_of_ones_own(llama):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from ropelab.command.summary import LINES
 from ropelab.conformance import calls
 from ropelab.conformance.cache import CACHE_CONVENTIONS
 from ropelab.conformance.cache.found import cache_screen
@@ -20,7 +21,7 @@ from ropelab.conformance.law import against_truth
 from ropelab.conformance.measure import Reader, angle, form, measure, rows
 from ropelab.conformance.reading import readings
 from ropelab.conformance.result import Result
-from ropelab.conformance.screen import LINES, SLOW, screen
+from ropelab.conformance.screen import SLOW, screen
 from ropelab.conformance.shrink import smallest
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.watched import watch

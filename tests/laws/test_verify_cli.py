@@ -15,15 +15,18 @@ import torch
 pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
-from ropelab.__main__ import main  # noqa: E402
-from ropelab.conformance import verify  # noqa: E402
-from ropelab.conformance.apart import hold_apart  # noqa: E402
+from ropelab.command.apart import hold_apart  # noqa: E402
+from ropelab.command.cli import EXIT_CODES, _verdict, app  # noqa: E402
+from ropelab.command.destination import Destination  # noqa: E402
+from ropelab.command.main import main  # noqa: E402
+from ropelab.command.process import Limits, _read  # noqa: E402
+from ropelab.command.summary import _raised  # noqa: E402
+from ropelab.command.vocabulary import CHOICES, FAMILIES, FAMILY  # noqa: E402
+from ropelab.command.vocabulary import CONVENTIONS as CHOSEN  # noqa: E402
+from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS, CONVENTIONS, verify  # noqa: E402
 from ropelab.conformance.child import Unusable, load  # noqa: E402
-from ropelab.conformance.cli import EXIT_CODES, _verdict, app  # noqa: E402
-from ropelab.conformance.destination import Destination  # noqa: E402
+from ropelab.conformance.declared import select  # noqa: E402
 from ropelab.conformance.laws import LAWS  # noqa: E402
-from ropelab.conformance.process import Limits, _read  # noqa: E402
-from ropelab.conformance.summary import _raised  # noqa: E402
 
 MODULE = '''
 import atexit, builtins, ctypes, os, signal, sys, threading, time, warnings
@@ -169,7 +172,7 @@ def run(*arguments):
 @pytest.fixture
 def no_process(monkeypatch):
     """A call that is wrong before a process is started must not start one."""
-    monkeypatch.setattr("ropelab.conformance.cli.hold_apart", lambda *a: pytest.fail("a process was started"))
+    monkeypatch.setattr("ropelab.command.cli.hold_apart", lambda *a: pytest.fail("a process was started"))
 
 
 # -------------------------------------------------------------------------------------------------- the verdicts
@@ -202,7 +205,7 @@ def test_exit_code_1_counterexample_and_json(folder):
     )
     assert result.exit_code == 1
     assert "wrong: 1 of 2 laws does not hold" in result.output
-    for part in ("identity: ", "smallest call: ", "Broken: identity"):
+    for part in ("identity: ", "smallest call: ", "Broken: rotation (identity)"):
         assert part in result.output
     result = run("somebodys:wrong", "--convention", "plain", "--law", "identity", "-v")
     for part in ("identity", "fail", "expected", "actual", "pattern"):
@@ -342,15 +345,8 @@ def test_what_a_function_changes_does_not_reach_the_verdict(folder):
         ((".somebodys:rope", "--convention", "plain"), "target: expected package.module:function"),
         (("somebodys:rope", "--convention", "jax"), "convention: expected one of"),
         (("somebodys:rope", "--convention", "plain", "--law", "nothing"), "law: expected one of"),
-        (("somebodys:rope", "--convention", "plain", "--law", "tail", "--skip", "tail"), "laws: expected at least one"),
         (("somebodys:rope", "--convention", "plain", "--dtype", "int8"), "dtype: expected one of"),
         (("somebodys:rope", "--convention", "plain", "--layout", "neox"), "layout: expected one of"),
-        (("somebodys:rope", "--convention", "plain", "--q-heads", "0"), "q_heads: expected an integer of at least 1"),
-        (("somebodys:rope", "--convention", "plain", "--k-heads", "0"), "k_heads: expected an integer of at least 1"),
-        (("somebodys:rope", "--convention", "plain", "--head-dim", "0"), "head_dim: expected an integer of at least 2"),
-        (("somebodys:rope", "--convention", "plain", "--base", "nan"), "base: expected a finite number"),
-        (("somebodys:rope", "--convention", "plain", "--device", "gpu"), "device: expected the name of a device"),
-        (("somebodys:rope", "--convention", "plain", "--device", "cpu:1"), "device: expected cpu, as torch counts one"),
         (("somebodys:rope", "--convention", "plain", "--memory", "0"), "memory: expected a number of GiB above 0"),
         (("somebodys:rope", "--convention", "plain", "--json", "a", "--markdown", "./a"), "markdown: expected another"),
         (("somebodys:rope", "--convention", "plain", "--timeout", "0"), "timeout: expected a number of seconds"),
@@ -398,6 +394,9 @@ def test_a_function_that_cannot_be_had(folder, monkeypatch, capsys, target, mess
         (("raises:rope",), "not judged: target: expected package.module:name, got raises:rope"),
         (("somebodys:np",), "something that can be called, got module"),
         (("ends:rope",), "not judged: the process ended with exit code 0 during the import of ends:rope"),
+        (("somebodys:rope", "--head-dim", "0"), "not judged: head_dim: expected an integer of at least 2"),
+        (("somebodys:rope", "--law", "tail", "--skip", "tail"), "not judged: laws: expected at least one"),
+        (("somebodys:rope", "--law", "slots"), "not judged: laws: expected at least one"),
         (("somebodys:rope", "--device", "meta"), "not judged: device: expected a device that works here, got 'meta'"),
     ],
 )
@@ -413,7 +412,7 @@ def test_exit_code_2_where_the_process_cannot_begin(folder, arguments, message):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_an_unwritable_stdout_is_no_verdict(folder):
     code = (
-        "from ropelab.conformance import cli; from ropelab.conformance.apart import ProcessEnd;"
+        "from ropelab.command import cli; from ropelab.command.apart import ProcessEnd;"
         "cli.hold_apart = lambda *a: ProcessEnd(); cli.app(['verify', 'a:b', '--convention', 'plain'])"
     )
     with open("/dev/full", "w") as full:
@@ -553,14 +552,14 @@ def running(process):
 
 def test_without_typer_no_verdict(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "typer", None)
-    monkeypatch.delitem(sys.modules, "ropelab.conformance.cli")
+    monkeypatch.delitem(sys.modules, "ropelab.command.cli", raising=False)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2 and "needs typer" in capsys.readouterr().err
 
 
 def test_an_error_of_ours_is_no_verdict(monkeypatch):
-    monkeypatch.setattr("ropelab.conformance.cli.declare", lambda **declared: 1 / 0)
+    monkeypatch.setattr("ropelab.command.cli.hold_apart", lambda *arguments: 1 / 0)
     monkeypatch.setattr(sys, "argv", ["ropelab", "verify", "somebodys:rope", "--convention", "plain"])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -569,7 +568,47 @@ def test_an_error_of_ours_is_no_verdict(monkeypatch):
 
 def test_the_laws_are_listed():
     result = CliRunner().invoke(app, ["laws"])
-    assert result.exit_code == 0 and "relative_position" in result.output
+    assert result.exit_code == 0 and all(name in result.output for name in (*LAWS, *CACHE_LAWS, *FAMILIES))
+
+
+def test_options_take_the_names_that_there_are():
+    assert set(FAMILY) == {*LAWS, *CACHE_LAWS} and not FAMILY.keys() & FAMILIES.keys()
+    assert set(CHOSEN) == {*CONVENTIONS, *CACHE_CONVENTIONS}
+    kinds = [*CONVENTIONS.values(), *CACHE_CONVENTIONS.values()]
+    for option, attribute in (("layout", "layouts"), ("seq_format", "seq_formats"), ("columns", "columns")):
+        assert {value for kind in kinds for value in getattr(kind, attribute, ())} == set(CHOICES[option])
+
+
+def test_a_family_stands_for_its_laws():
+    chosen = [law.name for law in select(["memory_order", "definition"], ["token_bits"])]
+    assert chosen == ["definition", "strides"]
+    with pytest.raises(ValueError, match="law: expected one of"):
+        select(["slots_permute"])
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "arguments",
+    ["--help", "--version", "verify --help", "verify-model --help", "verify-config --help", "conventions --help",
+     "verify a:b --convention hf", "verify a:b --law defintion", "verify a:b --layout neox", "verify a:b --dtype bf16",
+     "verify a", "conventions hf"],
+)  # fmt: skip
+def test_help_and_mistakes_need_no_torch(arguments):
+    code = (
+        f"import sys; sys.argv = ['ropelab', *{arguments.split()}]\nfrom ropelab_command import main\n"
+        "try:\n    main()\nfinally:\n    assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert "Assertion" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == (2 if "a:b" in arguments or arguments in ("verify a", "conventions hf") else 0)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("arguments", ["laws", "conventions", "conventions plain", "verify ropelab:apply_rope"])
+def test_the_command_has_the_library_where_it_needs_it(arguments):
+    arguments = [*arguments.split(), *(("--law", "definition") if "verify" in arguments else ())]
+    code = f"import sys; sys.argv = ['ropelab', *{arguments}]; from ropelab_command import main; main()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 @pytest.mark.process

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ropelab import rope_from_config
+from ropelab.command.cli import app
 from ropelab.conformance import child
-from ropelab.conformance.cli import app
 from ropelab.conformance.configuration import verify_config
 from ropelab.conformance.configuration.measured import NotMeasured
 

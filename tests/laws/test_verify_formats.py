@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
+from ropelab.command.cli import app  # noqa: E402
+from ropelab.command.markdown import markdown  # noqa: E402
 from ropelab.conformance import CACHE_CONVENTIONS, CONVENTIONS, verify  # noqa: E402
-from ropelab.conformance.cli import app  # noqa: E402
-from ropelab.conformance.markdown import markdown  # noqa: E402
 from ropelab.conformance.models.attention_laws import ModelResult  # noqa: E402
 from ropelab.conformance.models.verify_model import FunctionReport, ModelReport  # noqa: E402
 from ropelab.study.faults import FAULTS, correct  # noqa: E402

@@ -36,7 +36,11 @@ def imported(code: str) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names.add(node.module)
-    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"ropelab", "pytest_ropelab", "tests"}
+    return (
+        {name.partition(".")[0] for name in names}
+        - sys.stdlib_module_names
+        - {"ropelab", "pytest_ropelab", "ropelab_command", "tests"}
+    )
 
 
 def normal(requirement: str) -> str:

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
-from ropelab.conformance.cli import app  # noqa: E402
+from ropelab.command.cli import app  # noqa: E402
 from ropelab.conformance.configuration import verify_config  # noqa: E402
 from ropelab.conformance.configuration.measured import NotMeasured, load  # noqa: E402
 from ropelab.study.__main__ import app as study  # noqa: E402
@@ -83,9 +83,9 @@ MISTAKES = [
     ("verify somebodys:model --convention plain --law defintion", "did you mean 'definition'?"),
     ("verify somebodys:model --convention plain --skip nothing", "law: expected one of those"),
     ("verify somebodys:model --convention plain --dtype int8", "dtype: expected one of"),
-    ("verify somebodys:model --convention plain --sizes=-1", "sizes: expected an integer >= 1"),
-    ("verify somebodys:model --convention plain --sizes=1099511627776", "sizes: expected an integer >= 1"),
-    ("verify somebodys:model --convention plain --sizes 64,", "sizes: expected integers that commas separate"),
+    ("verify somebodys:model --convention plain --sizes=-1", "sizes: expected integers from 1"),
+    ("verify somebodys:model --convention plain --sizes=1099511627776", "sizes: expected integers from 1"),
+    ("verify somebodys:model --convention plain --sizes 64,", "sizes: expected integers from 1"),
     ("verify somebodys.py --convention plain", "target: expected package.module:function"),
     ("verify somebody:rope --convention plain", "No module named 'somebody'"),
     ("verify somebodys:Rotary --convention plain", "got Rotary, a class"),

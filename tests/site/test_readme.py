@@ -307,7 +307,7 @@ def test_commands_exist():
 
 
 def test_the_command_line_has_what_is_named():
-    from ropelab.conformance.cli import app
+    from ropelab.command.cli import app
     from ropelab.conformance.conventions import CONVENTIONS
 
     section = (summary.GUIDE / "4_verify.md").read_text()

@@ -70,8 +70,8 @@ def test_a_stream_that_is_closed_stops_nothing(monkeypatch):
 
 def test_verify_tells_of_the_laws(tmp_path, monkeypatch):
     """The line names the law under way, and the number of laws with a result grows."""
-    from ropelab.conformance import process
-    from ropelab.conformance.apart import hold_apart
+    from ropelab.command import process
+    from ropelab.command.apart import hold_apart
 
     monkeypatch.setattr(process, "PAUSE", 0.05)
     monkeypatch.syspath_prepend(tmp_path)
@@ -93,7 +93,7 @@ def test_verify_tells_of_the_laws(tmp_path, monkeypatch):
 
 def test_a_broken_law_counts_once(monkeypatch):
     """Its result is noted before and after the search for a smaller counterexample."""
-    from ropelab.conformance import apart, process
+    from ropelab.command import apart, process
 
     notes, told = [("begun", "the law a"), ("result", {"law": "a"}), ("result", {"law": "a"})], []
     monkeypatch.setattr(apart, "run", lambda task, arguments, limits, tell: tell(notes) or process.Run(notes, ""))

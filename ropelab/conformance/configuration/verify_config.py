@@ -13,11 +13,11 @@ import torch
 
 from ropelab.angles.model_config import stated as stated_in
 from ropelab.angles.rope_parameters import ANY_LENGTH, Rope
+from ropelab.command.summary import versions
 from ropelab.conformance.angles import refined, simple, slopes
 from ropelab.conformance.configuration.descriptions import LLAMA_CPP, described, layer_types, read, spelled, written
 from ropelab.conformance.configuration.measured import Measured, measured, of_rope
 from ropelab.conformance.configuration.readings import Reading, Stated, readings
-from ropelab.conformance.report import versions
 from ropelab.conformance.words import unequal
 
 FORMAT = 1

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ropelab.arguments import shown
+from ropelab.command.summary import versions
 from ropelab.conformance.case import NotApplicable
 from ropelab.conformance.models.angle_laws import ropes
 from ropelab.conformance.models.attention_laws import ModelResult, hold_attention
@@ -20,7 +21,6 @@ from ropelab.conformance.models.function_laws import convention, hold_function, 
 from ropelab.conformance.models.replay import NotUnderstood
 from ropelab.conformance.models.replay import understood as replay
 from ropelab.conformance.models.trace import Traced, rotations
-from ropelab.conformance.report import versions
 from ropelab.conformance.result import json_number
 
 FORMAT = 1
@@ -89,11 +89,15 @@ class ModelReport:
         right = proven and all(f.verdict == "right" for f in self.functions) and not self.stopped
         return "right" if right else "not judged"
 
-    def to_json(self) -> str:
-        """The report as JSON, in the format of ``report.schema.json``, a JSON Schema beside this file."""
+    def as_dict(self) -> dict[str, Any]:
+        """The report in the format of ``report.schema.json``, a JSON Schema beside this file."""
         laws = [asdict(law) | {n: json_number(getattr(law, n)) for n in ("difference", "allowed")} for law in self.laws]
         about = {"format": FORMAT, "versions": versions("transformers"), "verdict": self.verdict}
-        return json.dumps(about | asdict(self) | {"laws": laws}, indent=1)
+        return about | asdict(self) | {"laws": laws}
+
+    def to_json(self) -> str:
+        """The report as JSON."""
+        return json.dumps(self.as_dict(), indent=1)
 
     def __str__(self) -> str:
         lines = [f"{self.architecture} ({self.model or 'no model'}): {self.verdict}"]

@@ -18,18 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ropelab.arguments import integer
-from ropelab.conformance.apart import ProcessEnd, hold_apart
-from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS
-from ropelab.conformance.conventions import CONVENTIONS
-from ropelab.conformance.declared import DTYPES, MOST_TOKENS, declare, example, laws_of
-from ropelab.conformance.destination import Destination
-from ropelab.conformance.laws import LAWS
-from ropelab.conformance.meant import did_you_mean
-from ropelab.conformance.process import Limits
-from ropelab.conformance.report import why_not_judged
-from ropelab.conformance.screen import in_words
-from ropelab.conformance.summary import summary
+from ropelab.command.apart import ProcessEnd, hold_apart, report_apart
+from ropelab.command.destination import Destination
+from ropelab.command.process import Limits
+from ropelab.command.summary import in_words, summary, why_not_judged
+from ropelab.command.vocabulary import CHOICES, CONVENTIONS, FAMILIES, FAMILY, MOST_TOKENS
+from ropelab.foreign import did_you_mean
 from ropelab.progress import ProgressLine
 
 app = typer.Typer(
@@ -84,9 +78,9 @@ def verify(
     k_heads: Annotated[int, CALL(help="The number of heads of k.")] = 2,
     base: Annotated[float, CALL(help="The base of the frequencies.")] = 10000.0,
     device: Annotated[str, RUN(help="The device: cpu, cuda, cuda:1, ...")] = "cpu",
-    dtype: Annotated[str, RUN(help=f"The dtype of most cases: {', '.join(DTYPES)}.")] = "float32",
-    law: Annotated[list[str] | None, RUN(help="Hold the function to this law only; can be repeated.")] = None,
-    skip: Annotated[list[str] | None, RUN(help="Leave this law out; can be repeated.")] = None,
+    dtype: Annotated[str, RUN(help=f"The dtype of most cases: {', '.join(CHOICES['dtype'])}.")] = "float32",
+    law: Annotated[list[str] | None, RUN(help="A law or a family to hold the function to; or several.")] = None,
+    skip: Annotated[list[str] | None, RUN(help="A law or a family to leave out; or several.")] = None,
     sizes: Annotated[str | None, RUN(help="Numbers of tokens beyond which a function has another path.")] = None,
     arrays: Annotated[str, CALL(help="torch; jax or numpy for a function of their arrays.")] = "torch",
     verbose: Annotated[bool, REPORT("-v", "--verbose", help="Print each law, and each counterexample.")] = False,
@@ -118,12 +112,10 @@ def verify(
     if (module := target.partition(":")[0]).endswith(".py"):
         named = module.removesuffix(".py").replace("/", ".")
         raise typer.BadParameter(f"target: expected package.module:function, got {target!r}; did you mean {named!r}?")
-    if dtype not in DTYPES:
-        raise typer.BadParameter(f"dtype: expected one of {tuple(DTYPES)}, got {dtype!r}{did_you_mean(dtype, DTYPES)}")
     if convention is not None:
-        _known("convention", convention, "conventions", CONVENTIONS | CACHE_CONVENTIONS)
+        _known("convention", convention, "conventions", CONVENTIONS)
     for name in (*(law or ()), *(skip or ())):
-        _known("law", name, "laws", LAWS | CACHE_LAWS if convention is None else laws_of(convention))
+        _known("law", name, "laws", (*FAMILY, *FAMILIES))
     files = {
         name: path for name, path in (("json", json), ("markdown", markdown), ("repro", repro)) if path is not None
     }
@@ -135,15 +127,13 @@ def verify(
         "maths": maths, "columns": columns, "inplace": inplace, "once_differentiable": once,
         "norm_last": norm_last, "norm_across": norm_across, "table_free": table_free,
         "rotary_dim": rotary_dim, "head_dim": head_dim, "q_heads": q_heads, "k_heads": k_heads, "base": base,
-        "device": device, "laws": law, "skip": skip or [], "arrays": arrays,
+        "device": device, "dtype": dtype, "laws": law, "skip": skip or [], "arrays": arrays,
     }  # fmt: skip
+    for name, values in CHOICES.items():
+        if (given := declared[name]) is not None and given not in values:
+            raise typer.BadParameter(f"{name}: expected one of {values}, got {given!r}{did_you_mean(given, values)}")
     if sizes is not None:
-        declared["token_counts"] = _token_counts("sizes", sizes)
-    if convention is not None:
-        try:
-            declare(**declared, dtype=DTYPES[dtype])
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
+        declared["token_counts"] = _token_counts(sizes)
     with ExitStack() as reserved:
         write_json = _reserved(reserved, "json", json)
         write_markdown = _reserved(reserved, "markdown", markdown)
@@ -155,9 +145,7 @@ def verify(
             line.show(f"{counted}now {begun}; {line.left(held, asked)}")
 
         with _or_stop("the function's process could not be started"):
-            outcome = hold_apart(
-                target, {**declared, "dtype": dtype}, limits, tell, lambda words: line.say(f"wrong: {words}")
-            )
+            outcome = hold_apart(target, declared, limits, tell, lambda words: line.say(f"wrong: {words}"))
         line.end()
         write_json(outcome.to_json)
         write_markdown(outcome.to_markdown)
@@ -180,18 +168,7 @@ def verify_a_model(
     model, or a function without arguments that returns a model. The exit codes have the meaning that they have for
     ``verify``, and the model, too, runs with your rights and without a sandbox.
     """
-    from ropelab.conformance.models.apart import hold_model_apart
-
-    limits = _limits(timeout, memory)
-    with ExitStack() as reserved:
-        write_json = _reserved(reserved, "json", json)
-        line = ProgressLine()
-        with _or_stop("the model's process could not be started"):
-            report = hold_model_apart(target, limits, lambda begun: line.show(f"now {begun}; {line.left(0, 0)}"))
-        line.end()
-        write_json(report.to_json)
-    _print(lambda console: console.print(Text(str(report)), soft_wrap=True))
-    raise Judged(EXIT_CODES[report.verdict])
+    _reports("verify-model", {"target": target}, [target], timeout, memory, json)
 
 
 @app.command("verify-config")
@@ -219,37 +196,46 @@ def verify_a_config(
     The report names each key that is ignored, applied twice or exchanged. Each of several configurations gets a line.
     The exit codes have the meaning that they have for ``verify``, and that of the worst configuration counts.
     """
-    from ropelab.conformance.configuration.apart import hold_config_apart
+    request = {"configs": config, "against": against, "layer_type": layer_type}
+    _reports("verify-config", request, config, timeout, memory, json)
 
+
+def _reports(
+    task: str, request: dict[str, Any], names: list[str], timeout: float, memory: float, json: Path | None
+) -> None:
+    """Carry out a task in another process, write and print its reports, and end with the code of the worst verdict."""
     limits = _limits(timeout, memory)
     with ExitStack() as reserved:
         write_json = _reserved(reserved, "json", json)
         line = ProgressLine()
-        with _or_stop("the target's process could not be started"):
-            found = hold_config_apart(
-                config, against, layer_type, limits, lambda begun: line.show(f"now {begun}; {line.left(0, 0)}")
-            )
+        with _or_stop("the process could not be started"):
+            found = report_apart(task, request, limits, lambda begun: line.show(f"now {begun}; {line.left(0, 0)}"))
         line.end()
         reports = {name: one["report"] for name, one in found.items()}
-        write_json(lambda: dumps(reports if len(reports) > 1 else reports[config[0]], indent=1))
+        write_json(lambda: dumps(reports if len(reports) > 1 else reports[names[0]], indent=1))
 
     def show(console: Console) -> None:
-        for name, one in found.items():
+        for one in found.values():
             said = one["line" if len(found) > 1 else "words"]
-            console.print(Text(said, COLOURS[reports[name]["verdict"]]), soft_wrap=True)
+            console.print(Text(said, COLOURS[one["verdict"]]), soft_wrap=True)
 
     _print(show)
-    verdicts = {report["verdict"] for report in reports.values()}
+    verdicts = {one["verdict"] for one in found.values()}
     raise Judged(EXIT_CODES[next(verdict for verdict in ("wrong", "not judged", "right") if verdict in verdicts)])
 
 
 @app.command()
 def laws() -> None:
-    """List the laws."""
-    table = Table("law", "statement", box=None)
-    for law in (*LAWS.values(), *CACHE_LAWS.values()):
-        of = " (operators that write a cache)" if law is CACHE_LAWS.get(law.name) else ""
-        table.add_row(law.name, law.statement + of + ("" if law.by_default else " (only if named)"))
+    """List the families of laws, and their laws."""
+    _load()
+    from ropelab.conformance import CACHE_LAWS, LAWS
+
+    table = Table("family, law", "statement", box=None)
+    for family, names in FAMILIES.items():
+        table.add_row(Text(family, "bold"), "")
+        for law in (known[name] for name in names.split() for known in (LAWS, CACHE_LAWS) if name in known):
+            of = " (operators that write a cache)" if law is CACHE_LAWS.get(law.name) else ""
+            table.add_row(f"  {law.name}", law.statement + of + ("" if law.by_default else " (only if named)"))
     _print(lambda console: console.print(table))
 
 
@@ -258,14 +244,26 @@ def conventions(
     name: Annotated[str | None, typer.Argument(help="One of them, to be described with an example.")] = None,
 ) -> None:
     """List the conventions with their calls, or describe one of them."""
-    known = CONVENTIONS | CACHE_CONVENTIONS
     if name is not None:
-        _known("name", name, "conventions", known)
+        _known("name", name, "conventions", CONVENTIONS)
+    _load()
+    from ropelab.conformance import CACHE_CONVENTIONS
+    from ropelab.conformance import CONVENTIONS as ROTATIONS
+    from ropelab.conformance.declared import example
+
+    known: dict[str, Any] = ROTATIONS | CACHE_CONVENTIONS
     if name is None:
         words = "\n".join(f"{kind.name}\n    {kind.signature}" for kind in known.values())
     else:
         words = f"{known[name].signature}\n\n{inspect.getdoc(known[name])}\n\nFor example:\n{example(name)}"
     _print(lambda console: console.print(Text(words), soft_wrap=True))
+
+
+def _load() -> None:
+    """Run the code of the package, where the command ``ropelab`` has left it out so far."""
+    package = sys.modules["ropelab"]
+    if not hasattr(package, "__version__") and package.__spec__ is not None and package.__spec__.loader is not None:
+        package.__spec__.loader.exec_module(package)
 
 
 def _known(name: str, value: str, command: str, known: Iterable[str]) -> None:
@@ -276,13 +274,12 @@ def _known(name: str, value: str, command: str, known: Iterable[str]) -> None:
         raise typer.BadParameter(f"{name}: expected {expected}, got {value!r}{near}")
 
 
-def _token_counts(name: str, value: str) -> list[int]:
+def _token_counts(value: str) -> list[int]:
     """Return the numbers of tokens that commas separate."""
-    try:
-        return [integer(name, int(part), 1, MOST_TOKENS) for part in value.split(",")]
-    except ValueError as error:
-        expected = f"{name}: expected integers that commas separate, got {value!r}"
-        raise typer.BadParameter(str(error) if str(error).startswith(name) else expected) from None
+    counts = [int(part) if part.isdecimal() else 0 for part in value.split(",")]
+    if not all(1 <= count <= MOST_TOKENS for count in counts):
+        raise typer.BadParameter(f"sizes: expected integers from 1 to {MOST_TOKENS} with commas, got {value!r}")
+    return counts
 
 
 def _limits(timeout: float, memory: float) -> Limits:
@@ -345,11 +342,10 @@ def _show(console: Console, target: str, outcome: ProcessEnd, verbose: bool, gue
     said = f"{target}: {_verdict(outcome)} ({seconds:.1f} s)"
     console.print(Text(said, COLOURS[outcome.verdict]), soft_wrap=True)
     if guessed and outcome.laws:
-        name = outcome.about["convention"]
-        kind: Any = (CONVENTIONS | CACHE_CONVENTIONS)[name]
-        console.print(Text(f"its parameters fit --convention {name}: {kind.signature}", "dim"), soft_wrap=True)
+        said = f"its parameters fit --convention {outcome.about['convention']}: {outcome.signature}"
+        console.print(Text(said, "dim"), soft_wrap=True)
     if outcome.failed and not verbose:
-        console.print(Text("\n" + summary(outcome.as_dict())), soft_wrap=True)
+        console.print(Text("\n" + summary(list(outcome.results.values()), outcome.screen)), soft_wrap=True)
     elif outcome.failed:
         results = [outcome.results[law] for law in outcome.failed]
         parts = ["\n".join(filter(None, (result["words"], result["traceback"]))) for result in results]
@@ -394,9 +390,8 @@ def _verdict(outcome: ProcessEnd) -> str:
         return f"not judged: nothing was compared with the definition: {why}"
     if outcome.verdict == "wrong":
         return broken
-    every = sum(law.by_default for law in laws_of(outcome.about["convention"]).values())
     held = sum(result["status"] == "pass" for result in outcome.results.values())
     noted = sum(result["status"] == "note" for result in outcome.results.values())
     every_one = "the one law that applies holds" if held == 1 else f"all {held} laws that apply hold"
     which = every_one if not noted else f"{held} law{'s hold' if held > 1 else ' holds'}, {noted} to note"
-    return f"right: {which}" + (f", of the {asked} asked for" if asked < every else "")
+    return f"right: {which}" + (f", of the {asked} asked for" if asked < outcome.of else "")

@@ -1,4 +1,4 @@
-"""Hold a function to the laws in a new process, and collect the findings."""
+"""Hold a function, a model or a target to laws in a new process, and collect the findings."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ropelab.conformance.markdown import markdown
-from ropelab.conformance.process import START, Limits, run
-from ropelab.conformance.report import as_dict, verdict
+from ropelab.command import summary
+from ropelab.command.markdown import markdown
+from ropelab.command.process import START, UNFINISHED, Limits, run
 
 
 @dataclass
@@ -22,6 +22,8 @@ class ProcessEnd:
         refused: why the function could not be called at all, for a reason outside of the function; empty if it could.
         about: the declaration, name by name.
         laws: the names of the laws that the function is held to; empty if the run ended before the declaration.
+        of: the number of laws that it would be held to by default.
+        signature: the call of its convention.
         screen: `Screen.as_dict`; None for a right function, and if the run ended before it.
     """
 
@@ -30,24 +32,24 @@ class ProcessEnd:
     refused: str = ""
     about: dict[str, Any] = field(default_factory=dict)
     laws: list[str] = field(default_factory=list)
+    of: int = 0
+    signature: str = ""
     screen: dict[str, Any] | None = None
 
     @property
     def failed(self) -> list[str]:
         """The names of the laws that do not hold."""
-        return [law for law, result in self.results.items() if result["status"] in ("fail", "error")]
+        return [result["law"] for result in summary.failed(list(self.results.values()))]
 
     @property
     def verdict(self) -> str:
-        """One of ``VERDICTS``. A run that ended early can prove a function wrong, but not right."""
-        compared = 0 if self.stopped or self.refused else sum(result["compared"] for result in self.results.values())
-        return verdict(bool(self.failed), compared)
+        """One of ``VERDICTS``."""
+        return summary.verdict(list(self.results.values()), self.stopped or self.refused)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the findings in the format of `Report.as_dict`."""
-        stopped = self.stopped or self.refused
         results = [{key: value for key, value in result.items() if key != "words"} for result in self.results.values()]
-        return as_dict(self.verdict, self.about, results, stopped, self.screen)
+        return summary.as_dict(self.about, results, self.stopped or self.refused, self.screen)
 
     def to_json(self) -> str:
         """Return `as_dict` as JSON."""
@@ -97,8 +99,8 @@ def hold_apart(
         if kind == "result":
             outcome.results[value["law"]] = value
         elif kind == "declared":
-            outcome.laws = value["laws"]
             outcome.about["convention"] = value["convention"]
+            outcome.laws, outcome.of, outcome.signature = value["laws"], value["of"], value["signature"]
         elif kind == "refused":
             outcome.refused = value
         elif kind == "screen":
@@ -107,3 +109,26 @@ def hold_apart(
     if not complete and not outcome.refused:
         outcome.stopped = done.ended
     return outcome
+
+
+def report_apart(
+    task: str, arguments: dict[str, Any], limits: Limits, tell: Callable[[str], object] = lambda begun: None
+) -> dict[str, dict[str, Any]]:
+    """Carry out another task in a new process: name -> the last report that it left of a model or configuration.
+
+    A report has its ``verdict``, itself as ``report`` for JSON, and in ``words`` and in a ``line``. The output of the
+    code under test goes to stderr.
+
+    Args:
+        task, arguments, limits: as for `run`.
+        tell: called about every half second with the step that has begun.
+
+    Raises:
+        OSError: the process could not be started, or ended before its first report.
+    """
+    done = run(task, arguments, limits, lambda notes: tell(dict(notes).get("begun", START)))
+    found = {value["name"]: value for kind, value in done.notes if kind == "report"}
+    if not found:
+        raise OSError(done.ended)
+    why = json.dumps(dict(done.notes).get("refused", done.ended))[1:-1]
+    return json.loads(json.dumps(found).replace(UNFINISHED, why))

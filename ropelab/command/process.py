@@ -1,4 +1,4 @@
-"""Run a task of `child` in a new process, which the code under test may end, crash or block."""
+"""Run a task of `conformance.child` in a new process, which the code under test may end, crash or block."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ropelab.conformance import guard
-from ropelab.conformance.child import NOTES, REQUEST
+from ropelab.command import guard
 
+REQUEST, NOTES = "request.json", "notes"
+"""The files of a task."""
+UNFINISHED = "(the run ended)"
+"""What a report says in place of the reason why its run ended early, until the run has ended."""
 START = "the start of Python"
 """The step of a run before the first that its process notes."""
 PAUSE = 0.5

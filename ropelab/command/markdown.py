@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ropelab.conformance.screen import in_words
+from ropelab.command.summary import failed, in_words
 
 FLAGS = {"inplace": "--inplace", "once_differentiable": "--once-differentiable", "norm_last": "--norm-last",
          "norm_across": "--norm-across", "table_free": "--table-free"}  # fmt: skip
@@ -26,7 +26,7 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     about, results = found["about"], found["results"]
-    broken = [result for result in results if result["status"] in ("fail", "error")]
+    broken = failed(results)
     held = sum(result["status"] == "pass" for result in results)
     name = f"`{about['function']}`"
     notes = [result for result in results if result["status"] == "note"]
