@@ -139,19 +139,12 @@ def rope_and_cache(
     check_heads("q", q, seq_format)
     angles = given_angles(cos, sin, frequencies)
     where = located(q, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
-    norm = _norm(q_weight, k_weight, eps, weight_offset, norm_first)
+    norm = given_norm(q_weight, k_weight, eps, weight_offset, norm_first)
     q_out = empty_heads(q) if q_out is None else q_out
-    if q_scale_out is not None:  # heads of one feature
-        check_tensor("q_scale_out", q_scale_out, (q.ndim - 1,), f"{tuple(q.shape[:-1])}", (torch.float32,))
-        q_scale_out = q_scale_out.unsqueeze(-1)
-    if k_scale_cache is not None and v_scale is None and getattr(value_cache, "dtype", None) in FLOAT8_DTYPES:
-        check_tensor("k_scale_cache", k_scale_cache, (3,), "[blocks, block_size, heads]", (torch.float32,))
-        if v_scale_cache is None:
-            raise TypeError("v_scale_cache: expected a torch.Tensor beside k_scale_cache, got None")
-        v_scale_cache = None if v_scale_cache is k_scale_cache else v_scale_cache
+    made = made_scales(q.shape[:-1], value_cache, v_scale, q_scale_out, k_scale_cache, v_scale_cache)
     given = (
-        key_cache, value_cache, q_out, k_out, v_out, q_nope_out, q_scale_out, k_scale_cache, v_scale_cache, q, k, v,
-        q_nope, slot_mapping, q_weight, k_weight, q_scale, k_scale, v_scale,
+        key_cache, value_cache, q_out, k_out, v_out, q_nope_out, *made, q, k, v, q_nope, slot_mapping, q_weight,
+        k_weight, q_scale, k_scale, v_scale,
     )  # fmt: skip
     write(given, where, norm)
     return q_out
@@ -240,7 +233,27 @@ def mla_rope_and_cache(
         raise renamed(error, **words, key_cache="kv_cache", value_cache="kv_cache") from error
 
 
-def _norm(q_weight, k_weight, eps: float, weight_offset: float, norm_first: bool) -> Norm | None:
+def made_scales(
+    heads: Sequence[int], value_cache, v_scale, q_scale_out, k_scale_cache, v_scale_cache
+) -> tuple[torch.Tensor | None, ...]:
+    """The tensors for made scales as `CacheTensors` has them: those of q as heads of one feature.
+
+    Args:
+        heads: the shape of q without the features.
+    """
+    if q_scale_out is not None:
+        check_tensor("q_scale_out", q_scale_out, (len(heads),), f"{tuple(heads)}", (torch.float32,))
+        q_scale_out = q_scale_out.unsqueeze(-1)
+    if k_scale_cache is not None and v_scale is None and getattr(value_cache, "dtype", None) in FLOAT8_DTYPES:
+        check_tensor("k_scale_cache", k_scale_cache, (3,), "[blocks, block_size, heads]", (torch.float32,))
+        if v_scale_cache is None:
+            raise TypeError("v_scale_cache: expected a torch.Tensor beside k_scale_cache, got None")
+        v_scale_cache = None if v_scale_cache is k_scale_cache else v_scale_cache
+    return q_scale_out, k_scale_cache, v_scale_cache
+
+
+def given_norm(q_weight, k_weight, eps: float, weight_offset: float, norm_first: bool) -> Norm | None:
+    """The norm that a caller gave by its arguments."""
     eps, weight_offset = single("eps", eps, at_least=0), single("weight_offset", weight_offset)
     norm_first = flag("norm_first", norm_first)
     if q_weight is None and k_weight is None:

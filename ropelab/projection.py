@@ -18,13 +18,13 @@ from ropelab.call.projection import (
     dispatched,
     heads_of_arguments,
     product,
-    run_into_cache,
-    work_of,
+    three,
 )
-from ropelab.call.projection_paths import PATHS, fastest
+from ropelab.call.projection_cache import run_into_cache
+from ropelab.call.projection_paths import PATHS
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
-from ropelab.paged_cache import rope_and_cache
+from ropelab.paged_cache import given_norm, made_scales, rope_and_cache
 
 Weight = torch.Tensor | Sequence[torch.Tensor]
 
@@ -104,10 +104,7 @@ def qkv_rope(
     angles = given_angles(cos, sin, frequencies)
     if isinstance(angles, Tables):
         check_fixed_tables(angles.cos, angles.sin)
-    tokens = x
-    if not isinstance(offsets, torch.Tensor) and integer("offsets", offsets) < 0:
-        heads_of_arguments(x, weights, biases, q_heads, k_heads, seq_format)
-        tokens = x.unsqueeze(-1)  # of the rank of q
+    tokens = _tokens(offsets, x, weights, biases, q_heads, k_heads, seq_format)
     where = located(tokens, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
     return differentiated(x, weights, biases, (q_weight, k_weight), where, call)
 
@@ -153,8 +150,7 @@ def qkv_rope_and_cache(
 
     On the path "product", one kernel writes q and the caches, and k and v are written nowhere else. It serves the calls
     that it serves in `qkv_rope`, with caches in the dtype of x, no output but q, and no norm after the rotation.
-    Otherwise a product of PyTorch makes q, k and v, and `rope_and_cache` takes them in
-    one pass, which writes q in place.
+    Otherwise a product of PyTorch makes q, k and v, and `rope_and_cache` takes them in one pass.
 
     Args:
         x, weight, bias, q_heads, k_heads: as for `qkv_rope`.
@@ -163,7 +159,7 @@ def qkv_rope_and_cache(
         cos, sin, frequencies, q_weight, k_weight, eps, weight_offset, norm_first, layout, seq_format, positions, axes,
             offsets, rotary_slice, k_out, v_out, q_nope, q_nope_out, q_scale, k_scale, v_scale, q_scale_out,
             k_scale_cache, v_scale_cache: as for `rope_and_cache`.
-        q_out: as for `rope_and_cache`; by default the q of the product.
+        q_out: as for `rope_and_cache`; by default a new contiguous tensor, on every path.
         path: ``"auto"``, ``"pass"`` or ``"product"``, as for `qkv_rope`.
 
     Returns:
@@ -176,43 +172,44 @@ def qkv_rope_and_cache(
         raise NotImplementedError(
             "qkv_rope_and_cache: expected no transform of torch.func and no forward mode, got one"
         )
-    outputs: dict[str, Any] = {
-        "q_out": q_out, "k_out": k_out, "v_out": v_out, "q_nope_out": q_nope_out, "q_scale_out": q_scale_out,
-        "k_scale_cache": k_scale_cache, "v_scale_cache": v_scale_cache,
-    }  # fmt: skip
     given, (x, weights, biases) = x, _given(x, weight, bias)
     q_heads, k_heads = integer("q_heads", q_heads, at_least=1), integer("k_heads", k_heads, at_least=1)
+    path = choice("path", path, PATHS[:3])
+    outputs: dict[str, Any] = {"q_out": q_out, "k_out": k_out, "v_out": v_out, "q_nope_out": q_nope_out}
+    made: dict[str, Any] = {"q_scale_out": q_scale_out, "k_scale_cache": k_scale_cache, "v_scale_cache": v_scale_cache}
+    through = dispatched(x, weights[0])
+    if through or x is not given:
+        written = {"key_cache": key_cache, "value_cache": value_cache, **outputs, **made}
+        _check_apart(written, x=given, weight=weight, bias=bias)
+    if not through:
+        norm = given_norm(q_weight, k_weight, eps, weight_offset, norm_first)
+        angles = given_angles(cos, sin, frequencies)
+        tokens = _tokens(offsets, x, weights, biases, q_heads, k_heads, seq_format)
+        where = located(tokens, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
+        scales_out = made_scales((*tensor("x", x).shape[:-1], q_heads), value_cache, v_scale, *made.values())
+        tensors = (
+            key_cache, value_cache, *outputs.values(), *scales_out, x, *three(weights), *three(biases), q_nope,
+            slot_mapping, q_weight, k_weight, q_scale, k_scale, v_scale,
+        )  # fmt: skip
+        return run_into_cache(tensors, where, q_heads, k_heads, norm, path)
     heads = heads_of_arguments(x, weights, biases, q_heads, k_heads, seq_format)
-    norms, caches = (q_weight, k_weight), (key_cache, value_cache, slot_mapping)
-    named = {"key_cache": key_cache, "value_cache": value_cache, "q_weight": q_weight, "k_weight": k_weight}
-    named |= {"cos": cos, "sin": sin}
-    check_no_grad(
-        ("x", *["weight"] * len(weights), *["bias"] * len(biases), *named), (x, *weights, *biases, *named.values())
-    )
-    plain = not dispatched(x, weights[0])
-    others = q_nope, q_scale, k_scale, v_scale, *outputs.values()
-    alone = plain and len(weights) == 1 and weight_offset == 0 and norm_first is True and all(t is None for t in others)
-    wanted = choice("path", path, PATHS[:3])
-    if path == "auto" and alone:
-        wanted = fastest(work_of(x, heads), x.device)
-    if wanted == "product":
-        q, angles, eps = None, given_angles(cos, sin, frequencies), single("eps", eps, at_least=0)
-        where = located(x.unsqueeze(-1), angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
-        if alone:
-            q = run_into_cache(x, weights[0], biases[0] if biases else None, norms, where, heads, eps, caches)
-        if q is not None:
-            return q
-        check_served(path)
-    _check_apart({"key_cache": key_cache, "value_cache": value_cache, **outputs}, x=given, weight=weight, bias=bias)
-    q, k, v = heads.split(product(x, weights, biases, plain))
-    if q_out is None and plain:  # compilers follow no operator that writes over its input
-        outputs["q_out"] = q
+    check_no_grad(("x", *["weight"] * len(weights), *["bias"] * len(biases)), (x, *weights, *biases))
+    check_served(path)
+    q, k, v = heads.split(product(x, weights, biases, plain=False))
     return rope_and_cache(
-        q, k, v, *caches, cos=cos, sin=sin, frequencies=frequencies, q_weight=q_weight, k_weight=k_weight, eps=eps,
-        weight_offset=weight_offset, norm_first=norm_first, layout=layout, seq_format=seq_format, positions=positions,
-        axes=axes, offsets=offsets, rotary_slice=rotary_slice, q_nope=q_nope, q_scale=q_scale, k_scale=k_scale,
-        v_scale=v_scale, **outputs,
+        q, k, v, key_cache, value_cache, slot_mapping, cos=cos, sin=sin, frequencies=frequencies, q_weight=q_weight,
+        k_weight=k_weight, eps=eps, weight_offset=weight_offset, norm_first=norm_first, layout=layout,
+        seq_format=seq_format, positions=positions, axes=axes, offsets=offsets, rotary_slice=rotary_slice,
+        q_nope=q_nope, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, **outputs, **made,
     )  # fmt: skip
+
+
+def _tokens(offsets, x, *given):
+    """x, of the rank of q where `located` looks at it; ``given`` are the further arguments of `heads_of_arguments`."""
+    if isinstance(offsets, torch.Tensor) or integer("offsets", offsets) >= 0:
+        return x
+    heads_of_arguments(x, *given)
+    return x.unsqueeze(-1)
 
 
 def _check_apart(written: dict[str, torch.Tensor | None], **read: Any) -> None:

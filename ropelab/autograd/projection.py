@@ -30,6 +30,7 @@ from ropelab.call.projection import (
     product,
     run_gradient,
     run_projection,
+    three,
 )
 from ropelab.call.where import Where
 
@@ -40,7 +41,7 @@ def differentiated(x, weights: Tensors, biases: Tensors, norms: Norms, where: Wh
         return _composed(x, weights, biases, norms, where, call)
     if not rotation.needs_autograd(x, *weights, *biases, *norms):
         return run_projection(x, weights, biases, norms, where, call)[:3]
-    return _Projection.apply(x, *_three(weights), *_three(biases), *norms, *where.flat, call)
+    return _Projection.apply(x, *three(weights), *three(biases), *norms, *where.flat, call)
 
 
 def _composed(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call):
@@ -108,7 +109,7 @@ def _recorded(
         q, k, _ = heads.split(qkv)
         made = qk_norm.gradients((q, k, *norms), (q_grad, k_grad), where, eps, True)
         if torch.is_grad_enabled() and not rotation.transformed():  # qkv has lost its history
-            made = _Once.apply(x, *_three(weights), *made)
+            made = _Once.apply(x, *three(weights), *made)
     q_grad, k_grad, *norm_grads = made
     return torch.cat([g.flatten(-2) for g in (q_grad, k_grad, v_grad)], -1), *norm_grads
 
@@ -140,14 +141,10 @@ def _of_product(qkv_grad, x, weights: Tensors, heads: Heads, needed) -> list[tor
         x_grad = x_grad.view(*qkv_grad.shape[:-1], weights[0].shape[1])
     weight_grads = [
         part.T @ x.reshape(-1, x.shape[-1]) if need else None
-        for part, need in zip(_three(parts), of_weights, strict=True)
+        for part, need in zip(three(parts), of_weights, strict=True)
     ]
-    bias_grads = [part.sum(0) if need else None for part, need in zip(_three(parts), of_biases, strict=True)]
+    bias_grads = [part.sum(0) if need else None for part, need in zip(three(parts), of_biases, strict=True)]
     return [x_grad, *weight_grads, *bias_grads]
-
-
-def _three(tensors: Sequence[Any]) -> list[Any]:
-    return [*tensors, *[None] * (3 - len(tensors))]
 
 
 def _present(*tensors: torch.Tensor | None) -> list[torch.Tensor]:

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import torch
 
-from ropelab import apply_rope, qkv_rope, rotary_table
+from ropelab import apply_rope, qkv_rope, qkv_rope_and_cache, rope_and_cache, rotary_table
 from ropelab.bench import peers, timing
 from ropelab.bench.compare import bind, checked, progress, tidy
 from ropelab.bench.projection import Projection
@@ -19,7 +20,9 @@ NO_GRAD, PLAIN, RECORDED, BOTH = "no_grad", "plain tensors", "recorded", "forwar
 because the tensors need a gradient; and such calls with their backward."""
 CALLS = NO_GRAD, PLAIN, RECORDED, BOTH
 LINEAR, STEPS, ONE_CALL, ON_PATH = "F.linear", "F.linear and apply_rope", "qkv_rope", 'qkv_rope(path="{}")'
+CACHED_STEPS, CACHED = "F.linear and rope_and_cache", "qkv_rope_and_cache"
 TOKENS = 1, 64, 512, 4096, 16384
+PAGE = 16
 
 
 def host(*, smoke: bool = False) -> pd.DataFrame:
@@ -69,7 +72,7 @@ def projection(*, smoke: bool = False, device: torch.device | str = "cuda") -> p
 
 
 def _projections(case: Projection, device: torch.device | str, recorded: bool) -> dict[str, Callable]:
-    """A projection in one call and in two; where autograd records it, in two calls that do not overwrite."""
+    """A projection in one call and in two; also into a cache, unless autograd records it, and overwrites nothing."""
     x, weight = (
         torch.zeros(*sizes, case.inputs, device=device, dtype=torch.bfloat16)
         for sizes in ((1, case.tokens), (case.outputs,))
@@ -77,16 +80,29 @@ def _projections(case: Projection, device: torch.device | str, recorded: bool) -
     weight.requires_grad_(recorded)
     tables = dict(zip(("cos", "sin"), rotary_table(case.tokens, case.head_dim, device=device), strict=True))
     counts = case.q_heads, case.k_heads, case.k_heads
-    heads = {"q_heads": case.q_heads, "k_heads": case.k_heads}
+    heads: dict[str, Any] = {"q_heads": case.q_heads, "k_heads": case.k_heads}
+    blocks, slots = -(-case.tokens // PAGE), torch.arange(case.tokens, device=device)
+    caches = [x.new_zeros(blocks, PAGE, case.k_heads, case.head_dim) for _ in range(2)]
+
+    def heads_of_product():
+        y = torch.nn.functional.linear(x, weight)
+        return y.view(*y.shape[:-1], sum(counts), case.head_dim).split(counts, -2)
 
     def steps():
-        y = torch.nn.functional.linear(x, weight)
-        q, k, v = y.view(*y.shape[:-1], sum(counts), case.head_dim).split(counts, -2)
+        q, k, v = heads_of_product()
         return *apply_rope(q, k, inplace=not recorded, **tables), v
+
+    def cached_steps():
+        q, k, v = heads_of_product()
+        return rope_and_cache(q, k, v, *caches, slots, q_out=q, seq_format="bshd", **tables)
 
     calls = {LINEAR: partial(torch.nn.functional.linear, x, weight), STEPS: steps}
     calls |= {
         name: partial(qkv_rope, x, weight, path=path, **heads, **tables)
         for name, path in ((ONE_CALL, "auto"), *((ON_PATH.format(path), path) for path in ("pass", "product")))
     }
+    if not recorded:
+        calls[CACHED_STEPS] = cached_steps
+        cached = partial(qkv_rope_and_cache, x, weight, key_cache=caches[0], value_cache=caches[1], slot_mapping=slots)
+        calls[CACHED] = partial(cached, seq_format="bshd", **heads, **tables)
     return {name: lambda call=call: call for name, call in calls.items()}

@@ -172,7 +172,7 @@ def contenders(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
     found[KERNEL] = on_path(tensors, "product")
     if case.block != "rotation":
         return found, status
-    found |= {PRODUCT: partial(_product, tensors), COMPUTED: on_path(tensors, "product", computed=True)}
+    found |= {PRODUCT: partial(alone, tensors), COMPUTED: on_path(tensors, "product", computed=True)}
     try:
         rotating = quack.projection(tensors.positions, case.q_heads, case.k_heads, case.head_dim)
         by_quack = on_path(tensors, "quack", computed=True, counted=True)
@@ -182,7 +182,7 @@ def contenders(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
     return found, status
 
 
-def _product(tensors: Tensors, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def alone(tensors: Tensors, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The product of the kernel that rotates, without a head that turns."""
     dim, kernels = tensors.case.head_dim, backend("projection", x)
     made, rotation = x.new_empty((1, len(x), len(weight) // dim, dim)), Rotation(dim)

@@ -1,8 +1,10 @@
 """Time both paths of `qkv_rope` for products that nobody chose, to find the faster path of a size by the choice.
 
-The sizes are drawn. Each has the product of PyTorch alone, with a pass behind it, and the product that rotates.
+The sizes are drawn. Each has the product of PyTorch alone, with a pass behind it, and the product that rotates, in CUDA
+graphs; and `qkv_rope` beside a linear layer and the pass, in eager calls.
 """
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterable
@@ -11,14 +13,20 @@ from functools import partial
 import pandas as pd
 import torch
 
+from ropelab import apply_qk_norm_rope, apply_rope
 from ropelab.bench import timing
 from ropelab.bench.compare import progress, tidy
-from ropelab.bench.projection import ALONE, KERNEL, OURS, Projection, Tensors, on_path
+from ropelab.bench.projection import ALONE, KERNEL, OURS, PRODUCT, Projection, Tensors, alone, on_path
+from ropelab.call.projection import Heads
 from ropelab.layout.pairing import LAYOUTS
 
 DRAWS = 1, 2
 """The seeds: the choice was made for the sizes of the first, and the others check it."""
 COUNT = 200
+EAGER, EAGER_STEPS = "qkv_rope, eager", "F.linear and the pass, eager"
+"""Contenders whose time is that of eager calls, of the host or of the GPU, whichever is slower."""
+_BATCH_US, _BATCH = 2000, (2, 20)
+"""The least time of a sample of eager calls, and the least and the largest number of its calls."""
 TOKENS, INPUTS, HEADS, HEAD_DIMS = (1, 32768), (512, 8192), (1, 96), (64, 80, 96, 128)
 
 
@@ -43,7 +51,7 @@ def drawn(seed: int, count: int = COUNT) -> list[Projection]:
 
 
 def sizes(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
-    """Time the paths.
+    """Time the paths; `EAGER` and `EAGER_STEPS` in eager calls, and the others on the GPU.
 
     Columns: draw, tokens, inputs, outputs, q_heads, k_heads, head_dim, block, layout, counted; contender, status,
         median_us, q20_us, q80_us, samples.
@@ -69,9 +77,39 @@ def _compare(seed: int, case: Projection, device: torch.device | str, rounds: in
     timed: dict[str, Callable] = {
         name: partial(_calls, run, tensors.sets) for name, run in runs.items() if name not in status
     }
+    if KERNEL in timed:
+        timed[PRODUCT] = partial(_calls, partial(alone, tensors), tensors.sets)
     frame = timing.gpu_times(timed, rounds=rounds)
     torch.cuda.empty_cache()  # the graphs have memory of their own
+    pass_us = frame.loc[frame.contender == OURS, "median_us"].max()
+    batch = round(min(max(_BATCH_US / pass_us, _BATCH[0]), _BATCH[1])) if pass_us > 0 else _BATCH[0]
+    eager = {
+        EAGER: partial(_in_turn, on_path(tensors, "auto"), tensors),
+        EAGER_STEPS: partial(_in_turn, _steps(tensors), tensors),
+    }
+    frame = pd.concat([frame, timing.host_times(eager, rounds=rounds, batch=batch, both=True)])
     return tidy(frame, {"draw": seed, **case.columns, "layout": case.layout, "counted": case.counted}, status)
+
+
+def _steps(tensors: Tensors) -> Callable:
+    """A linear layer of PyTorch, and the pass over q and k."""
+    case = tensors.case
+    heads = Heads(case.q_heads, case.k_heads, case.head_dim)
+    options = {name: x for name, x in tensors.options().items() if name not in ("q_heads", "k_heads", *tensors.norms)}
+    norms = tensors.norms.values()
+
+    def run(x, weight):
+        q, k, v = heads.split(torch.nn.functional.linear(x, weight))
+        if norms:
+            return *apply_qk_norm_rope(q, k, *norms, **options), v
+        return *apply_rope(q, k, inplace=True, **options), v
+
+    return run
+
+
+def _in_turn(run: Callable, tensors: Tensors) -> Callable[[], object]:
+    sets = itertools.cycle(tensors.sets)
+    return lambda: run(*next(sets))
 
 
 def _calls(run: Callable, sets: Iterable[tuple[torch.Tensor, ...]]) -> list[Callable[[], object]]:

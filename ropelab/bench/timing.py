@@ -192,7 +192,12 @@ def _replay(graphs: Mapping[str, _Graph], stream: torch.cuda.Stream, rounds: int
 
 
 def host_times(
-    contenders: Mapping[str, Callable[[], Call]], *, rounds: int = 40, batch: int = 50, seed: int = 0
+    contenders: Mapping[str, Callable[[], Call]],
+    *,
+    rounds: int = 40,
+    batch: int = 50,
+    seed: int = 0,
+    both: bool = False,
 ) -> pd.DataFrame:
     """Measure the time for which an eager call keeps the host busy.
 
@@ -205,6 +210,7 @@ def host_times(
         rounds: the number of samples for each contender.
         batch: the number of calls in a sample.
         seed: the seed of the order of contenders.
+        both: measure until host and GPU are done with the calls, so that the slower of the two decides.
 
     Returns:
         The columns of `gpu_times`, in microseconds of host time per call.
@@ -231,6 +237,8 @@ def host_times(
                 start = time.perf_counter_ns()
                 for _ in range(batch):
                     call()
+                if both:
+                    _synchronize()
                 samples[name].append((time.perf_counter_ns() - start) / 1000 / batch)
     return _table(status, samples)
 

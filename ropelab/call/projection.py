@@ -24,7 +24,6 @@ from ropelab.call import operation
 from ropelab.call.checks import check_places, check_rope_arguments
 from ropelab.call.memory import empty_heads
 from ropelab.call.operation import Operation, Prepared, check_plain, must_dispatch, operator, views_of
-from ropelab.call.paged_cache_checks import check_call, check_slots
 from ropelab.call.projection_paths import Work, fastest
 from ropelab.call.qk_norm import BACKWARD, FORWARD, check_qk_norm_arguments
 from ropelab.call.rotation import ROTATE
@@ -91,7 +90,7 @@ def heads_of_arguments(x, weights: Tensors, biases: Tensors, q_heads: int, k_hea
 
 def check_projection(x, norms: Norms, where: Where, heads: Heads) -> None:
     """Raise TypeError or ValueError for angles, positions and weights of norms that do not fit, by their metadata."""
-    q, k = _heads_like(x, heads)
+    q, k = heads_like(x, heads)
     if norms[0] is None and norms[1] is None:
         check_rope_arguments(q, k, where)
         return
@@ -100,7 +99,7 @@ def check_projection(x, norms: Norms, where: Where, heads: Heads) -> None:
         raise ValueError("frequencies: expected cos and sin beside q_weight, got frequencies")
 
 
-def _heads_like(x, heads: Heads) -> Iterator[torch.Tensor]:
+def heads_like(x, heads: Heads) -> Iterator[torch.Tensor]:
     """Tensors with the shapes, the dtype and the device of q and of k."""
     number = x[..., :1].unsqueeze(-1)
     return (number.expand(*x.shape[:-1], count, heads.dim) for count in (heads.q, heads.k))
@@ -140,21 +139,6 @@ def run_projection(
     return *(turned or (q, k)), v, y
 
 
-def run_into_cache(
-    x, weight, bias, norms: Norms, where: Where, heads: Heads, eps: float, cached: Tensors
-) -> torch.Tensor | None:
-    """q, whose k and v a single kernel wrote into a paged cache; or None where the kernel does not serve the call.
-
-    Args:
-        x, weight, bias: plain tensors that have passed `heads_of_arguments`.
-        cached: the key cache, the value cache and the slots.
-    """
-    key_cache, value_cache, slots = cached
-    given = key_cache, value_cache, x, weight, bias, slots, *norms
-    made = KERNEL(given, where, heads, None if norms[0] is norms[1] is None else Norm(eps), _aligned(x, weight))
-    return None if made is None else made[0]
-
-
 def run_gradient(q_grad, k_grad, v_grad, qkv, norms: Norms, where: Where, eps: float, norm_grads: bool) -> Tensors:
     """The gradient of the product ``[..., N]`` and, with ``norm_grads``, the gradients of the weights of the norms.
 
@@ -179,7 +163,7 @@ def _projected(
         rows = angles.position_count
         key: Hashable | None = (
             call, options, len(weights), forced_backend(), angles.key(),
-            _aligned(x, weights[0]),
+            aligned(x, weights[0]),
             *[
                 None if t is None else (type(t), t.shape, t.stride(), t.dtype, t.device, t.layout)
                 for t in (x, *weights, *biases, *norms, positions)
@@ -207,9 +191,12 @@ def _check_plain(weights: Tensors, biases: Tensors, norms: Norms, where: Where) 
     check_plain((*several, *zip(("q_weight", "k_weight"), norms, strict=True), *where.read.items()))
 
 
-def _aligned(x, weight) -> bool:
+def aligned(x, weight) -> bool:
     """Whether a kernel can move blocks of both, which begin at multiples of 16 bytes."""
-    return (x.data_ptr() | weight.data_ptr()) % 16 == 0
+    try:
+        return (x.data_ptr() | weight.data_ptr()) % 16 == 0
+    except (AttributeError, RuntimeError):  # the checks name the argument that is wrong
+        return False
 
 
 def _prepared(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call) -> Prepared:
@@ -255,7 +242,7 @@ def _by_kernel(
         launch: Any = partial(_launch_quack, where.rotation, where.options, heads)
     else:
         tensors = tensors_of(x, weights, biases, *norms, *where.angles.for_kernels, where.positions)
-        launch = KERNEL.prepare(tensors, where, heads, norm, True)
+        launch = KERNEL.prepare(tensors, where, heads, norm)
 
     def run(given, first_position: int, rows: int):
         tensors = tensors_of(*given)
@@ -323,26 +310,11 @@ def product(x, weights: Tensors, biases: Tensors, plain: bool = True) -> torch.T
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def _check_kernel(given, where: Where, heads: Heads, norm: Norm | None, aligned: bool) -> None:
-    key_cache, value_cache, x, _, _, slots, *norms = given
-    (_, kv), q = _heads_like(x, heads), x.new_empty((*x.shape[:-1], heads.q, heads.dim))
-    unused = (None,) * 6
-    check_call((key_cache, value_cache, q, *unused, q, kv, kv, None, slots, *norms, None, None, None), where, norm)
-
-
-def _check_contents(given, where: Where, *numbers) -> None:
-    key_cache, _, x, _, _, slots, *_ = given
-    check_places(x.unsqueeze(-1), where)
-    check_slots(slots, key_cache.shape[0] * key_cache.shape[1], "key_cache")
-
-
 KERNEL = Operation(
-    "projection", "project", ProjectionTensors,
-    ("key_cache", "value_cache", "x", "weight", "bias", "slot_mapping", "q_weight", "k_weight"), _check_kernel,
-    lambda given, where, heads, *numbers: (given[2].new_empty((*given[2].shape[:-1], heads.q, heads.dim)),),
-    numbers=lambda heads, norm, aligned: (heads.q, heads.k, norm), check_contents=_check_contents, writes=2,
+    "projection", "project", ProjectionTensors, (), lambda given, where, *numbers: None,
+    numbers=lambda heads, norm: (heads.q, heads.k, norm),
 )  # fmt: skip
-"""The kernel of the path "product". Calls without a cache only use how it is prepared."""
+"""The kernel of the path "product". Calls only use how it is prepared."""
 
 
 # -------------------------------------------------------------------------------------------------------- the gradient
@@ -418,6 +390,11 @@ qkv_rope_backward = operator(
 def dispatched(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether a call must go through the dispatcher, see `must_dispatch`."""
     return must_dispatch(x, weight, ("x", "weight"))
+
+
+def three(tensors: Sequence[Any]) -> list[Any]:
+    """The tensors, and None for those that three weights or three biases would have besides."""
+    return [*tensors, *[None] * (3 - len(tensors))]
 
 
 def _name(name: str, i: int, tensors: Tensors) -> str:

@@ -6,7 +6,7 @@ import torch
 
 import ropelab
 from ropelab import qkv_rope, qkv_rope_and_cache
-from ropelab.call import projection_paths
+from ropelab.call import projection_cache, projection_paths
 from ropelab.conformance.bounds import Arithmetic, exact, rotate_exactly, rotation_bound
 from ropelab.conformance.projection_bounds import product_bound, projected_pair_bound
 from ropelab.kernels import INTERPRETED, NO_POSITION
@@ -272,6 +272,31 @@ def test_into_a_paged_cache(device, request, norm, three, one_kernel):
             if slot >= 0:
                 cache.view(-1, K_HEADS, D)[slot] = x[token]
     torch.testing.assert_close((found, *caches[0]), (q, *caches[1]))
+    assert found.is_contiguous()
+
+
+@pytest.mark.parametrize("kind", ["across heads", "weight_offset", "after the rotation", "q_nope"])
+def test_calls_into_a_cache_that_the_kernel_does_not_serve_take_the_pass(torch_backend, monkeypatch, kind):
+    """The kernel knows a norm of each head before the rotation, so "auto" must not take it for any other."""
+    monkeypatch.setattr(projection_cache, "fastest", lambda work, device: "product")
+    heads, dim = {"q_heads": 2, "k_heads": 1}, 64
+    given = {"x": torch.randn(5, 48), "weight": torch.randn(4 * dim, 48), "slot_mapping": torch.arange(5), **heads}
+    given |= tables(rotary_dim=dim) | {"q_weight": torch.randn(dim), "k_weight": torch.randn(dim)}
+    nope = torch.randn(5, 2, 3)
+    given |= {
+        "across heads": {"q_weight": torch.randn(2 * dim)}, "weight_offset": {"weight_offset": 1.0},
+        "after the rotation": {"norm_first": False},
+        "q_nope": {"q_weight": None, "k_weight": None, "q_nope": nope, "q_nope_out": nope},
+    }[kind]  # fmt: skip
+
+    def called(path):
+        caches = [torch.zeros(2, 4, 1, dim) for _ in range(2)]
+        q = qkv_rope_and_cache(**given, key_cache=caches[0], value_cache=caches[1], path=path)
+        return q, *caches
+
+    assert_same(called("auto"), called("pass"))
+    with pytest.raises(ValueError, match="path: expected 'auto' or 'pass'"):
+        called("product")
 
 
 @pytest.mark.parametrize("seq_format", ["bshd", "thd"])

@@ -109,15 +109,8 @@ def test_calls_with_nothing_to_rotate(device, operator, missing, where):
     assert OPERATORS[operator].written or not any(y.isnan().any() for y in found)
 
 
-STRIDES_DIFFER = pytest.mark.xfail(
-    reason="a call returns a view of the product, and q without data is contiguous", strict=True
-)
-
-
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize(
-    "operator", [pytest.param(x, marks=[STRIDES_DIFFER] * (x == "qkv_rope_and_cache")) for x in OPERATORS]
-)
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_tensors_without_data_give_the_shapes_and_strides(device, operator, where):
     """Meta and fake tensors, with gradients, in strides that are not contiguous."""
 
