@@ -140,8 +140,8 @@ class Commit:
 
     repository: str
     commit: str
-    under: str
-    files: Mapping[str, str]
+    under: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
     read: Mapping[str, str] = field(default_factory=dict)
     large = False
     runs_here = True

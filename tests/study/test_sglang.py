@@ -96,10 +96,14 @@ def test_the_published_ratios_follow_from_the_published_times():
 
 def test_the_grids_are_the_document_s():
     grids = pd.read_csv(evidence.DOCUMENTS / "sglang_14302_grids.csv")
-    first, second = (grids[grids.grid == name] for name in ("first", "second"))
+    first, second, flashinfer = (grids[grids.grid == name] for name in ("first", "second", "flashinfer"))
     published = set(first[["batch", "q_heads", "k_heads", "head_dim"]].itertuples(index=False, name=None))
     assert set(measure.FIRST_GRID) == published
-    for cells, rows in ((measure.first_cells(), first), (measure.second_cells(), second)):
+    grid = ["batch", "head_dim", "q_heads", "k_heads"]
+    every = set(flashinfer[grid].itertuples(index=False, name=None))
+    assert {tuple(getattr(cell, name) for name in grid) for cell in measure.flashinfer_cells()} == every
+    cells_of = (measure.first_cells, first), (measure.second_cells, second), (measure.flashinfer_cells, flashinfer)
+    for cells, rows in ((of(), rows) for of, rows in cells_of):
         assert len({(cell.name, cell.layout) for cell in cells}) == len(cells)
         for cell in cells:
             assert cell.batch in set(rows.batch)

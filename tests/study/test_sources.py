@@ -6,7 +6,7 @@ import pytest
 
 from ropelab.study.engine import sources
 
-DOCUMENTS = ("deepspeed", "fairseq2", "transformer_engine")
+DOCUMENTS = ("deepspeed", "fairseq2", "sglang", "transformer_engine")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -15,6 +15,7 @@ from ropelab.layout.pairing import join
 from ropelab.study.documents.sglang import calls, operators
 from ropelab.study.documents.sglang.measure import HEAD_SIZES
 from ropelab.study.engine.computed import evidence
+from ropelab.study.engine.sources import facts, where
 
 DOCUMENTS = ROOT / "data" / "documents"
 
@@ -43,6 +44,22 @@ def flags() -> pd.DataFrame:
                 "implementation": implementation, "flag": flag, "value": value, "formula": _formula_of(rotate, value),
                 "says": ADJACENT if adjacent else HALVES,
             })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@evidence("sglang_sources", "facts of the files (data/sources.toml, data/documents/facts.csv)")
+def sources() -> pd.DataFrame:
+    """The document's test and benchmark: columns file, read, defines (the helper that makes tables), flag, layout.
+
+    ``flag`` is the value of the layout flag that the file passes, and ``layout`` the formula that the value selects.
+    """
+    rows = []
+    for entry in facts("test", "sglang"):
+        found, theirs = entry["found"], _flagged()[THEIR_OPERATOR, "is_neox"]
+        rows.append({
+            "file": entry["path"], "read": where(entry), "defines": bool(found["helper"]), "flag": found["flag"],
+            "layout": _formula_of(theirs, found["flag"] == "True"),
+        })  # fmt: skip
     return pd.DataFrame(rows)
 
 

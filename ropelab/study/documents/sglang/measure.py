@@ -42,6 +42,7 @@ from ropelab.study.documents.sglang.contenders import (
     OURS_OFF,
     PACKAGES,
     PERSISTENT_PEERS,
+    SGL_KERNEL,
     VLLM,
 )
 from ropelab.study.documents.sglang.kernel_contenders import (
@@ -74,6 +75,9 @@ FIRST_GRID_CELLS = len(FIRST_GRID) * 14
 """The number of cells of the first grid, whose lengths are the 14 powers of two from 1 to 8192."""
 SECOND_GRID_CELLS = 8 * 2 * 2
 """The number of cells of the later grid: batches of 1, 2, 4, ... 128, 1 or 2048 tokens, and both layouts."""
+
+FLASHINFER_GRID = (1, 8, 64), (1, 4, 128, 2048), (64, 96, 128, 256)
+"""Batches, tokens and head sizes of the document's benchmark of FlashInfer: 32 heads of q and of k, both layouts."""
 
 HEAD_SIZES = (64, 80, 96, 128, 160, 192, 256, 320)
 LOW_TOKENS = (1, 2, 4, 8)
@@ -114,6 +118,11 @@ def second_cells() -> list[Workload]:
     return [_cell(batch, s, 32, 32, 128, layout) for (batch, s), layout in product(shapes, LAYOUTS)]
 
 
+def flashinfer_cells() -> list[Workload]:
+    """The 96 cells of the document's benchmark of FlashInfer."""
+    return [_cell(batch, s, 32, 32, d, layout) for batch, s, d, layout in product(*FLASHINFER_GRID, LAYOUTS)]
+
+
 def head_size_cells() -> list[Workload]:
     """Every head size in the split-half layout, and 96 in both layouts."""
     sizes = [(size, "split_half") for size in HEAD_SIZES] + [(96, "interleaved")]
@@ -139,6 +148,7 @@ _GRAPHED = (
 )  # fmt: skip
 _DO_BENCH = (
     (FIRST_KERNEL, "interleaved"), (VLLM, "split_half"), (FLASH_FULL, "split_half"), (EAGER, "split_half"),
+    (SECOND_KERNEL, "interleaved"), (SGL_KERNEL, "split_half"),
 )  # fmt: skip
 """The calls that the document's timer times, with clones: contender and layout.
 
@@ -263,15 +273,21 @@ def second_grid(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def flashinfer_calls(*, smoke: bool = False) -> pd.DataFrame:
-    """The document's later grid by the document's timer: FlashInfer makes its positions on the CPU in every call."""
+    """The document's benchmark of FlashInfer, by its timer: every call of FlashInfer makes its positions on the CPU.
+
+    A contender is checked with one sequence of each length.
+    """
     _require_gpu()
-    variants = (KERNELS[SECOND_KERNEL], KERNELS[JUST_IN_TIME], contenders.FROM_CPU)
+    variants = (KERNELS[JUST_IN_TIME], contenders.FROM_CPU)
     frames = []
-    for cell in progress(second_cells()[: 2 if smoke else None], lambda cell: cell.description):
-        sets = _buffers(cell)
-        ready, status = _ready(cell, variants, sets[0])
-        rows = [{"contender": name, **_do_bench(partial(rotate, *_inputs(sets)[0]))} for name, rotate in ready.items()]
-        frames.append(tidy(pd.DataFrame(rows), cell.columns, status))
+    for cell in progress(flashinfer_cells()[: 2 if smoke else None], lambda cell: cell.description):
+        one = replace(cell, batch=1)
+        right, status = _ready(one, variants, one.buffers(1, DEVICE)[0])
+        (buffers,) = cell.buffers(1, DEVICE)
+        bound, _ = bind(cell, [peer for peer in variants if peer.name in right], buffers)
+        inputs = _inputs([buffers])[0]
+        rows = [{"contender": peer.name, **_do_bench(partial(rotate, *inputs))} for peer, rotate in bound.items()]
+        frames.append(tidy(pd.DataFrame(rows).assign(timer="do_bench"), cell.columns, status))
     return pd.concat(frames, ignore_index=True)
 
 

@@ -51,7 +51,7 @@ def what_the_test_misses(accuracy: pd.DataFrame, sources: pd.DataFrame) -> str:
     more = 100 * (half.exact / half.same - 1)
     return (
         "a reference with the same tables does not show the cost of rounding them: against exact tables the error is "
-        f"{value_range(more, '.0f')} % larger; its test rotates only {listed(sources.layouts)}"
+        f"{value_range(more, '.0f')} % larger; its test rotates only {listed(dict.fromkeys(sources.layout))}"
     )
 
 
