@@ -99,3 +99,21 @@ def test_the_chosen_tile_is_a_candidate():
     chosen = rotate_triton.tile_for(*call)
     known = {replace(tile, max_registers=None) for tile in candidates(rotate_triton.work_of(*call))}
     assert replace(chosen, max_registers=None) in known
+
+
+@layouts
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_token_of_a_projection_alone_and_among_others(head_dim, norm, layout):
+    """The kernel sums the terms of a feature in one order, whatever tile a token is in."""
+    x = drawn(8, 64).view(-1, 512).repeat(40, 1)[:700]
+    weight = torch.randn(4 * head_dim, 512, device="cuda").to(BFLOAT16) / 20
+    norms = torch.rand(2, head_dim, device="cuda").to(BFLOAT16)
+    cos, sin = ropelab.rotary_table(700, head_dim, device="cuda")
+    places = torch.arange(700, device="cuda")
+    options = {"q_heads": 2, "k_heads": 1, "cos": cos, "sin": sin, "layout": layout, "seq_format": "thd"}
+    options |= {"q_weight": norms[0], "k_weight": norms[1]} if norm else {}
+    whole = ropelab.qkv_rope(x, weight, positions=places, path="product", **options)
+    for tokens in (slice(0, 1), slice(100, 300), slice(699, 700)):
+        alone = ropelab.qkv_rope(x[tokens], weight, positions=places[tokens], path="product", **options)
+        assert all(torch.equal(y, e[tokens]) for y, e in zip(alone, whole, strict=True)), tokens

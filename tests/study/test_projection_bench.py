@@ -11,7 +11,9 @@ from ropelab.bench.peers import quack
 from ropelab.bench.projection import Projection, Tensors
 from ropelab.bench.projection_law import Machine, Product, widest_that_pays
 from ropelab.bench.projection_sizes import DRAWS
-from ropelab.call.projection_paths import MEASURED, Work, faster
+from ropelab.call.projection_paths import MEASURED, faster
+from ropelab.study.plots import gpus
+from ropelab.study.topics.projection import findings
 
 BLOCKS = "rotation", "norm", "cache", "norm and cache"
 SMALL = {"inputs": 64, "q_heads": 4, "k_heads": 2, "head_dim": 16}
@@ -126,21 +128,16 @@ def test_the_path_is_the_faster_one_of_the_record(gpu):
     assert (by_pass - taken).sum() >= 0.9 * (by_pass - best).sum()
 
 
+SIZES = gpus.together(findings.SIZES, records.Selection())[0]
+
+
 @pytest.mark.parametrize("draw", DRAWS)
-def test_the_path_of_drawn_sizes_saves_most_of_what_can_be_saved(draw):
+@pytest.mark.parametrize("gpu", SIZES.gpu.unique())
+def test_the_path_of_drawn_sizes_saves_most_of_what_can_be_saved(gpu, draw):
     """Nine tenths of what the better paths would save, over the sizes that a draw made and the product serves."""
-    name = "H100"
-    (gpu,) = (cuda.lower().replace(" ", "-") for cuda, short in MEASURED.items() if short == name)
-    table = records.load("projection_sizes", gpu=gpu).frame.query("draw == @draw and status == 'ok'")
-    cell = [column for column in table if column in ("tokens", "inputs", "outputs", "q_heads", "k_heads", "head_dim")]
-    found = table.pivot_table(index=cell, columns="contender", values="median_us").dropna().reset_index()
-    product = pd.Series([
-        faster(Work(x.tokens, x.inputs, x.outputs, (x.q_heads + x.k_heads) * x.head_dim), name) == "product"
-        for x in found.itertuples()
-    ])  # fmt: skip
-    by_pass, by_product = found[projection.OURS], found[projection.KERNEL]
-    taken, best = by_pass.where(~product, by_product), pd.concat([by_pass, by_product], axis=1).min(axis=1)
-    assert product.any() and (by_pass - taken).sum() >= 0.9 * (by_pass - best).sum() > 0
+    table = findings.drawn(SIZES[(SIZES.gpu == gpu) & (SIZES.draw == draw)])
+    by_pass, best = table[projection.OURS], table[[*findings.PATHS.values()]].min(axis=1)
+    assert (table.path == "product").any() and (by_pass - table.taken).sum() >= 0.9 * (by_pass - best).sum() > 0
 
 
 @pytest.mark.parametrize("gpu", RECORDS)

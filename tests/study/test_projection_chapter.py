@@ -5,9 +5,10 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from ropelab.bench import records
+from ropelab.bench import host, records
 from ropelab.bench.projection import ALONE, COMPUTED, COPY, KERNEL, OURS, PRODUCT
 from ropelab.bench.projection_law import Machine, Product
+from ropelab.bench.projection_sizes import EAGER, EAGER_STEPS
 from ropelab.study.plots import gpus, marks
 from ropelab.study.topics.projection import figures, findings, kept
 
@@ -62,6 +63,47 @@ def test_the_rule_takes_our_product_or_the_pass():
     fused = frame[frame.contender == OURS].assign(contender=findings.BY_INDUCTOR, over_product=1.5)
     said = findings.compiled_sentence(pd.concat([frame, fused]))
     assert "`max-autotune` take 1.50 of the time" in said and "with the pass takes 1.0" in said
+
+
+def of_sizes(eager: bool) -> pd.DataFrame:
+    """A draw in which the product saves 20 us of one size and loses 10 us of another, and does not serve the third."""
+    rows = []
+    for tokens, times in (
+        (8192, {OURS: 200.0, KERNEL: 180.0}), (8193, {OURS: 200.0, KERNEL: 210.0}), (64, {OURS: 20.0}),
+    ):  # fmt: skip
+        times |= {EAGER: 1.2 * times[OURS], EAGER_STEPS: times[OURS]} if eager else {}
+        rows += [
+            {"gpu": "H100", "draw": 1, "tokens": tokens, "inputs": 1024, "outputs": 6144, "q_heads": 32, "k_heads": 8,
+             "head_dim": 128, "block": "rotation", "layout": "interleaved", "counted": True, "contender": name,
+             "status": "ok", "median_us": us}
+            for name, us in times.items()
+        ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_what_the_rule_saves_of_drawn_sizes():
+    frame = of_sizes(eager=True)
+    assert findings.drawn(frame).path.tolist() == ["product", "product", "pass"]
+    said = findings.drawn_sentence(frame)
+    assert "kernel serves 2. The rule takes it for 2, and saves 50%" in said
+    assert "1 of 3 take more" in said and "8,193 x 1,024 x 6,144 (5.0%)" in said
+    said = findings.eager_sentence(frame)
+    assert "takes 1.20 of the time" in said and "faster in 0 of 3" in said and "slower in 2." in said
+    assert findings.by_gpu(of_sizes(eager=False), findings.eager_sentence) == []
+
+
+def test_what_a_projection_costs_the_host():
+    costs = {host.NO_GRAD: 3.0, host.PLAIN: -2.0, host.RECORDED: 9.0}
+    frame = pd.DataFrame([
+        {"call": call, "tokens": 64, "contender": name, "status": "ok", "median_us": us}
+        for call, more in costs.items()
+        for name, us in ((host.STEPS, 80.0), (host.ONE_CALL, 80 + more))
+    ])  # fmt: skip
+    assert "-2 to +3 us" in findings.host_sentence(frame) and "+9 us where" in findings.host_sentence(frame)
+    cached = frame[frame.call == host.PLAIN].replace({host.STEPS: host.CACHED_STEPS, host.ONE_CALL: host.CACHED})
+    assert "takes -2 us beside a linear layer and `rope_and_cache`" in findings.host_sentence(
+        pd.concat([frame, cached])
+    )
 
 
 def test_findings_speak_of_one_gpu_each():

@@ -4,13 +4,16 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
+from ropelab.bench import host
 from ropelab.bench.projection import ALONE, BY_QUACK, COMPUTED, COPY, KERNEL, OURS, PRODUCT, QUACK
 from ropelab.bench.projection_law import Machine, Product, widest_that_pays
+from ropelab.bench.projection_sizes import EAGER, EAGER_STEPS
 from ropelab.bench.rows import timed
-from ropelab.call.projection_paths import faster
+from ropelab.call.projection_paths import Work, faster
 from ropelab.study.engine.words import followed, value_range
 
 RECORD, BLOCKS, COMPILED = "projection", "projection_blocks", "projection_compiled"
+SIZES, HOST = "projection_sizes", "projection_host"
 """The names of the records."""
 CASE = ["gpu", "q_heads", "k_heads", "head_dim", "inputs", "tokens"]
 """The columns that name a product on a GPU."""
@@ -132,8 +135,11 @@ def _large(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_gpu(frame: pd.DataFrame, *sentences: Callable[[pd.DataFrame], str]) -> list[str]:
-    """The ``sentences`` on the rows of each GPU, after its name: a text for each GPU, in the order of ``frame``."""
-    return [f"{gpu}: {' '.join(say(part) for say in sentences)}" for gpu, part in frame.groupby("gpu", sort=False)]
+    """The ``sentences`` on the rows of each GPU, after its name: a text for each GPU of which they say anything."""
+    said = {
+        gpu: " ".join(filter(None, (say(part) for say in sentences))) for gpu, part in frame.groupby("gpu", sort=False)
+    }
+    return [f"{gpu}: {text}" for gpu, text in said.items() if text]
 
 
 def law_sentence(frame: pd.DataFrame) -> str:
@@ -193,6 +199,84 @@ def saved_sentence(frame: pd.DataFrame) -> str:
         f"From {MANY:,} tokens on, `qkv_rope` takes {value_range(ratio)} of the time of the product and the pass, and "
         f"is faster in {(ratio < 1).sum()} of {len(ratio)} products."
     )
+
+
+DRAWN = [
+    "gpu", "draw", "tokens", "inputs", "outputs", "q_heads", "k_heads", "head_dim", "block", "layout", "counted",
+]  # fmt: skip
+"""The columns that name a product of the record `SIZES`."""
+
+
+def drawn(frame: pd.DataFrame) -> pd.DataFrame:
+    """The record `SIZES`: a row for each product, its columns and those of the contenders that ran.
+
+    The column ``path`` has the path that `ropelab.qkv_rope` takes, and ``taken`` its time on the GPU.
+    """
+    table = timed(frame, *PATHS.values()).pivot_table(
+        index=DRAWN, columns="contender", values="median_us", sort=False
+    ).reset_index()  # fmt: skip
+    works = [
+        Work(row.tokens, row.inputs, row.outputs, (row.q_heads + row.k_heads) * row.head_dim)
+        for row in table.itertuples()
+    ]
+    path = pd.Series([faster(work, gpu) for work, gpu in zip(works, table.gpu, strict=True)], table.index)
+    path = path.where(table[KERNEL].notna(), "pass")
+    return table.assign(path=path, taken=table[KERNEL].where(path == "product", table[OURS]))
+
+
+def drawn_sentence(frame: pd.DataFrame) -> str:
+    """What the rule saves over drawn sizes, and where it loses; ``frame`` is the record `SIZES`."""
+    table = drawn(frame)
+    served, product = table[table[KERNEL].notna()], table[table.path == "product"]
+    saved = (served[OURS] - served.taken).sum() / (served[OURS] - served[[*PATHS.values()]].min(axis=1)).sum()
+    lost = product.taken / product[OURS] - 1
+    slower = product[(lost > SLOWER) & (product.taken - product[OURS] > SLOWER_US)]
+    each = [f"{row.tokens:,} x {row.inputs:,} x {row.outputs:,} ({lost[row.Index]:.1%})" for row in slower.itertuples()]
+    return (
+        f"Of {len(table)} drawn products our kernel serves {len(served)}. The rule takes it for {len(product)}, and "
+        f"saves {saved:.0%} of what the better path of each would save. {len(each)} of {len(table)} take more than "
+        f"{SLOWER:.0%} and {SLOWER_US} us longer than the pass{followed(': ', each)}."
+    )
+
+
+SLOWER, SLOWER_US, SLOWER_EAGER_US = 0.01, 0.3, 5
+"""The bars of a call beside the product and the pass, as a fraction and in us: on the GPU, and in eager calls."""
+
+
+def eager_sentence(frame: pd.DataFrame) -> str:
+    """Eager calls of drawn sizes beside a linear layer and the pass; "" where the record has none."""
+    table = drawn(frame)
+    if EAGER not in table:
+        return ""
+    ratio = table[EAGER] / table[EAGER_STEPS]
+    faster_ones = ratio < 1 - SLOWER
+    slower = (ratio > 1 + SLOWER) & (table[EAGER] - table[EAGER_STEPS] > SLOWER_EAGER_US)
+    return (
+        f"In eager calls `qkv_rope` takes {ratio.median():.2f} of the time of a linear layer and the pass in the "
+        f"median, is more than {SLOWER:.0%} faster in {faster_ones.sum()} of {len(table)}, and more than {SLOWER:.0%} "
+        f"and {SLOWER_EAGER_US} us slower in {slower.sum()}."
+    )
+
+
+def host_sentence(frame: pd.DataFrame) -> str:
+    """What a call costs the host beside the calls that it replaces; ``frame`` is the record `HOST`."""
+    us = timed(frame, host.ONE_CALL, host.STEPS).pivot_table(
+        index=["call", "tokens"], columns="contender", values="median_us", sort=False
+    )
+
+    def more(calls: list[str], one: str, steps: str) -> str:
+        return value_range((us[one] - us[steps]).loc[calls], "+.0f")
+
+    plain = [host.NO_GRAD, host.PLAIN]
+    said = (
+        f"A call of `qkv_rope` takes the host {more(plain, host.ONE_CALL, host.STEPS)} us beside a linear layer, the "
+        f"same views and `apply_rope` in place, and {more([host.RECORDED], host.ONE_CALL, host.STEPS)} us where "
+        f"autograd records it."
+    )
+    if host.CACHED in us:
+        into_cache = more(plain, host.CACHED, host.CACHED_STEPS)
+        said += f" `qkv_rope_and_cache` takes {into_cache} us beside a linear layer and `rope_and_cache`."
+    return said
 
 
 def compiled_sentence(frame: pd.DataFrame) -> str:
