@@ -11,7 +11,7 @@ FAMILIES = {
     "in_place": "inplace",
     "memory_order": "strides token_bits",
     "split_calls": "decode packed zero_length rows_past_end context_parallel single_head batch_independent "
-                   "heads_independent keys_independent tokens_permute neighbours",
+                   "heads_independent keys_independent tokens_permute neighbours drafts",
     "precision": "rounding dtype large_positions autocast matmul_precision float8",
     "repeated_calls": "determinism compile stored_is_the_result equals_separate_launches",
     "long_calls": "token_counts huge",

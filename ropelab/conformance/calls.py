@@ -83,7 +83,7 @@ def in_common(wrong: list, right: list, circumstances: Circumstances, extents: E
         longest = max(count(seen) for seen in right)
         has[f"more than {longest} {words}"] = np.array([count(seen) > longest for seen in calls])
     signed = {f"with {words}": mask for words, mask in has.items()}
-    signed |= {f"without {words}": ~mask for words, mask in has.items() if not words.startswith("more")}
+    signed |= {_without(words): ~mask for words, mask in has.items() if not words.startswith("more")}
     n = len(wrong)
     signed = {words: mask for words, mask in signed.items() if mask[:n].all() and not mask[n:].all()}
     pairs = ((f"{a} and {b}", signed[a] & signed[b]) for a, b in combinations(signed, 2))
@@ -97,6 +97,11 @@ def in_common(wrong: list, right: list, circumstances: Circumstances, extents: E
     if mask[n:].mean() > 0.5:
         return ""
     return f"{words}, as in {int(mask[n:].sum())} right ones"
+
+
+def _without(words: str) -> str:
+    """Return the opposite of a circumstance."""
+    return f"with a single {words[8:-1]}" if words.startswith("several ") else f"without {words}"
 
 
 def lines(calls: list, circumstances: Circumstances = CIRCUMSTANCES, extents: Extents = EXTENTS) -> list[str]:

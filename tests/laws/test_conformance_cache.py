@@ -30,7 +30,7 @@ BLOCK_SCALES = {
     "rope_and_quantize_indexer": ropelab.rope_and_quantize_indexer,
     "rope_and_block_scaled_cache": ropelab.rope_and_block_scaled_cache,
 }
-DEFINITIONS = ("definition", "float8", "token_counts")
+DEFINITIONS = ("definition", "float8", "token_counts", "decode", "drafts")
 """The laws that compare with the definition."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -225,6 +225,8 @@ WRONG = {
     "cache_arrangement": CACHE_FAULTS["stride_of_the_wrong_cache"].function,
     "tokens_permute": OrderedByToken(),
     "neighbours": MeanOfAllTokens(),
+    "decode": CACHE_FAULTS["decoding_a_position_ahead"].function,
+    "drafts": CACHE_FAULTS["rejected_drafts_stay"].function,
     "keys_independent": CACHE_FAULTS["weights_of_queries_for_keys"].function,
     "stored_is_the_result": ValuesInHalf(),
     "scale_law": ScaleNotLinear(),

@@ -82,9 +82,10 @@ class Watched(CacheSubject):
 
     kept: list[tuple[CacheCase, Written]] = field(default_factory=list, compare=False, repr=False)
 
-    def __call__(self, case: CacheCase) -> Written:
-        written = super().__call__(case)
-        self.kept.append((case, written))
+    def __call__(self, case: CacheCase, memory: torch.Tensor | None = None) -> Written:
+        written = super().__call__(case, memory)
+        kept = written if memory is None else replace(written, memory=written.memory.clone())  # others write it again
+        self.kept.append((case, kept))
         return written
 
 

@@ -307,6 +307,42 @@ def tokens_permute(subject, sizes):
         yield _same_bits(f"stored {name}", moved, found, right[at])
 
 
+@law("A token in a call of its own has what it has among others.",
+     r"q'_t, C[s_t] \text{ are those of } T = 1")  # fmt: skip
+def decode(subject, sizes):
+    case = subject.draw(sizes)
+    for t in (0, 1, case.tokens - 1):
+        alone = _part(case, slice(t, t + 1))
+        if not subject.convention.addressed:
+            alone = subject.draw(replace(sizes, batch=1, tokens=1), seed=t)
+        yield from _against_truth(subject, alone, what=" of a token alone")
+
+
+@law("A token written into the slot of a rejected draft leaves nothing of the draft, and accepted tokens as they are.",
+     r"C''[s_t] = Q\,(R_{p_t} N k''_t,\ v''_t) \text{ if } t \ge n,\quad C''[s_t] = C'[s_t] \text{ if } t < n")  # fmt: skip
+def drafts(subject, sizes):
+    kind = subject.convention
+    if kind.turns_cached or not kind.addressed:
+        raise NotApplicable(f"{kind.name}: the operator writes no tokens into slots that the caller chooses")
+    drafted, other = subject.draw(sizes, skipped=False), subject.draw(sizes, skipped=False, seed=2)
+    accepted = drafted.tokens // 2
+    memory = drafted.memory.clone()
+    subject(drafted, memory)
+    before = memory.clone()
+    inputs = tuple(x[:, accepted:] for x in other.inputs)
+    again = replace(_part(drafted, slice(accepted, None)), inputs=inputs, memory=before)
+    written = subject(again, memory)
+    yield from _against_truth(subject, again, written, what=" in slots of rejected drafts")
+    kept = _part(drafted, slice(accepted))
+    yield from _same_rows(kept, memory, kept, before, "accepted tokens")
+
+
+def _part(case: CacheCase, tokens: slice) -> CacheCase:
+    """Return a call of some of the tokens."""
+    inputs = tuple(x[:, tokens] for x in case.inputs)
+    return replace(case, inputs=inputs, positions=case.token_positions()[0][tokens], slots=case.slots[tokens])
+
+
 @law("The bits of a token do not depend on the contents of the other tokens, not even on NaN.",
      r"q'_t, C[s_t] \text{ are functions of } q_t, k_t, v_t, p_t")  # fmt: skip
 def neighbours(subject, sizes):

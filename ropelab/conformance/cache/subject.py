@@ -146,14 +146,18 @@ class CacheSubject(Implementation):
             table_free=self.table_free,
         )  # fmt: skip
 
-    def __call__(self, case: CacheCase) -> Written:
+    def __call__(self, case: CacheCase, memory: torch.Tensor | None = None) -> Written:
         """Return the results; the case stays as it is.
+
+        Args:
+            case: the call.
+            memory: the memory of the caches that the call writes; by default a copy of the one of the case.
 
         Raises:
             NotApplicable: the convention cannot express the case, or the function raised NotImplementedError.
             Broken: the function returned something else than the convention says.
         """
-        memory = case.memory.clone()
+        memory = case.memory.clone() if memory is None else memory
         return self.call(case, self.convention.translate(self, case, memory), memory)
 
     def call(self, case: CacheCase, arguments, memory: torch.Tensor) -> Written:

@@ -279,6 +279,28 @@ def positions_of_the_padded_batch(operator, positions, slots):
     return positions.long()[(live.long().cumsum(0) - 1).clamp(min=0)]
 
 
+@cache_fault("A call with a single token turns by one position too many.", "positions", seen_in="sglang#25015",
+             symptom="the first token of an answer is right, and the following ones lose the thread",
+             must_fail=("decode",))  # fmt: skip
+def decoding_a_position_ahead(operator, positions, slots):
+    return positions.long() + (len(positions) == 1)
+
+
+@cache_fault("Slots that were written are taken to hold accepted tokens, and are not written again.",
+             symptom="after a rejected draft the answer differs from the one without drafts", seen_in="mlx-lm#1109",
+             must_fail=("drafts",))  # fmt: skip
+class RejectedDraftsStay(Operator):
+    def __init__(self):
+        self.known = {}
+
+    def write(self, cache, slots, rows, scale, other):
+        _, written = self.known.setdefault(cache.data_ptr(), (cache, set()))
+        self.known = dict(list(self.known.items())[-2:])  # it holds both caches, so that no others have their addresses
+        new = torch.tensor([slot not in written for slot in slots.tolist()], dtype=torch.bool, device=slots.device)
+        written.update(slots.tolist())
+        super().write(cache, slots[new], rows[new], scale if scale is None or scale.numel() < 2 else scale[new], other)
+
+
 # ---------------------------------------------------------------------------------------------------- block scales
 
 
