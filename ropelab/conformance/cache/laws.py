@@ -319,7 +319,7 @@ def decode(subject, sizes):
 
 
 @law("A token written into the slot of a rejected draft leaves nothing of the draft, and accepted tokens as they are.",
-     r"C''[s_t] = Q\,(R_{p_t} N k''_t,\ v''_t) \text{ if } t \ge n,\quad C''[s_t] = C'[s_t] \text{ if } t < n")  # fmt: skip
+     r"C''[s_t] = Q\,(R_{p_t} N k''_t,\ v''_t) \ (t \ge n),\quad C''[s_t] = C'[s_t]\ (t < n)")  # fmt: skip
 def drafts(subject, sizes):
     kind = subject.convention
     if kind.turns_cached or not kind.addressed:
