@@ -134,8 +134,12 @@ SIZES = gpus.together(findings.SIZES, records.Selection())[0]
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("gpu", SIZES.gpu.unique())
 def test_the_path_of_drawn_sizes_saves_most_of_what_can_be_saved(gpu, draw):
-    """Nine tenths of what the better paths would save, over the sizes that a draw made and the product serves."""
+    """Nine tenths of what the better paths would save, over the sizes that a draw made and the product serves.
+
+    No size takes more than 1 % and .3 us longer than the pass.
+    """
     table = findings.drawn(SIZES[(SIZES.gpu == gpu) & (SIZES.draw == draw)])
+    assert ((table.taken <= 1.01 * table[projection.OURS]) | (table.taken <= table[projection.OURS] + 0.3)).all()
     by_pass, best = table[projection.OURS], table[[*findings.PATHS.values()]].min(axis=1)
     assert (table.path == "product").any() and (by_pass - table.taken).sum() >= 0.9 * (by_pass - best).sum() > 0
 
