@@ -12,7 +12,6 @@ import ropelab
 
 Graph = dict[str, set[str]]
 
-LIBRARY = Path(ropelab.__file__).parent
 LIBRARY_NEEDS_NO = ("ropelab.bench", "ropelab.study")
 """Only modules of these packages may import these packages."""
 NEEDS_NO = {

@@ -66,8 +66,6 @@ class Malicious:
         return Path.touch, (Path("touched"),)
 
 
-AGAINST = ("--against", "somebodys:theta")
-PLAIN = ("--convention", "plain")
 MISTAKES = [
     ("verify somebodys:outer", "convention: expected --convention, because the parameters fit none"),
     ("verify somebodys:of_rows", "the parameters fit huggingface and flash_attn"),

@@ -80,7 +80,6 @@ def using(study):
 
 
 once = cache(computed)
-ledgers = cache(ledger.by_gpu)
 
 
 def changed_verdicts(data, gpu, ids, given=None):

@@ -6,6 +6,7 @@ import pytest
 from ropelab.bench.host import NO_GRAD
 from ropelab.study.engine.repeats import between_runs
 from ropelab.study.topics.performance import comparison, dense
+from tests.study.sentences import states
 
 
 def frame(**times):
@@ -40,31 +41,14 @@ def test_copies_and_wrong_results_are_not_compared():
 
 
 def test_numbers_in_tables():
-    assert [comparison.number(value) for value in (1234.56, 3.4e-8, 7, "ran")] == [
-        "1,235",
-        "3.4e-08",
-        "7",
-        "ran",
-    ]
+    assert [comparison.number(value) for value in (1234.56, 3.4e-8, 7, "ran")] == ["1,235", "3.4e-08", "7", "ran"]
 
 
 def test_the_sentences_of_the_notebook_follow_the_record():
     times = frame(ropelab=10.5, peer=10.0, slow_peer=21.0).assign(bar=0.95)
-    said = dense.copy_sentence(times)
-    assert (
-        said.startswith("ropelab runs at 0.95 ")
-        and "in 1 cells" in said
-        and said.endswith("1 of them meet the bar set for their size.")
-    )
-    below = dense.copy_sentence(times.assign(bar=0.96))
-    assert "0 of them meet the bar set for their size. Below it: 1x1 split_half (0.952 of 0.96). Two runs" in below
-    assert below.endswith("differ by more than the shortfall.")
-    assert dense.copy_sentence(times.assign(bar=5.0)).endswith("in no such case.")
+    assert states(dense.copy_sentence(times), 0.95, 1, 1)
+    assert states(dense.copy_sentence(times.assign(bar=0.96)), 0, 0.952, 0.96)
     assert dense.below_their_bar(times).empty and len(dense.below_their_bar(times.assign(bar=0.96))) == 1
-    said = dense.peers_sentence(times)
-    assert said.startswith("In 1 of 2 comparisons, cell by cell, no peer is faster. A")
-    assert said.endswith(" peer: 5.0% faster at 1x1, split_half, forward.")
+    assert states(dense.peers_sentence(times), 1, 2, 5.0)
     calls = frame(ropelab=9.0, ropelab_in_place=1.0, peer=20.0, other=30.0).assign(call=NO_GRAD)
-    said, apart = dense.host_sentence(calls), between_runs("host", calls).max()
-    assert "the host 9 µs. The peers take 20 (peer) to 30 µs (other). The times of two runs" in said
-    assert f"differ by up to {apart:.0%}, so" in said
+    assert states(dense.host_sentence(calls), 9, 20, 30, round(100 * between_runs("host", calls).max()))

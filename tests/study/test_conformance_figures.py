@@ -25,6 +25,7 @@ from ropelab.study.topics.conformance import figures as conformance_figures  # n
 from ropelab.study.topics.conformance import findings  # noqa: E402
 from ropelab.study.topics.conformance.kill_matrix import kill_matrix, kills  # noqa: E402
 from tests.study import dying_contender  # noqa: E402
+from tests.study.sentences import states  # noqa: E402
 
 # Fault -> the laws that kill it; every other law holds.
 KILLERS = {
@@ -60,26 +61,18 @@ def table():
     return pd.concat([pd.DataFrame(rows), missing], ignore_index=True)
 
 
-def title(fig):
-    return " ".join(said(fig).split())
-
-
 # --------------------------------------------------------------------------------------------------- the kill matrix
 
 
 def test_the_score_counts_faults(found):
-    said = findings.sentence(found)
-    assert said.startswith(
-        f"6 of {len(FAULTS) + len(NOT_EXPRESSED)} known faults ran as code. 5 are killed by some law, 5 by"
-    )
-    assert "4 by a law that needs no reference" in said  # not the reversed sign
+    assert states(findings.sentence(found), 6, len(FAULTS) + len(NOT_EXPRESSED), 5, 5, 4)  # 4 need no reference
 
 
 def test_shortcomings_are_told_one_by_one(found):
     lines = "\n".join(findings.shortcomings(found))
-    assert "`tokens_on_the_y_axis` survives every law" in lines
-    assert "`sign_reversed_undeclared` is killed by agreement with the definition alone" in lines
-    assert "layout_flag_ignored" not in lines and "backward_applies_forward" not in lines
+    told = {name for name in KILLERS if f"`{name}`" in lines}
+    assert {"tokens_on_the_y_axis", "sign_reversed_undeclared"} <= told
+    assert not {"layout_flag_ignored", "backward_applies_forward"} & told
 
 
 def test_an_opt_in_law_that_was_not_asked_kills_nothing(found):
@@ -116,13 +109,7 @@ def test_the_map_has_every_fault_and_every_law(found):
     assert len(ax.get_yticks()) == len(KILLERS) and len(ax.get_xticks()) == len(ASKED)
     codes = ax.collections[0].get_array().reshape(len(KILLERS), len(ASKED))
     assert (codes == 0).sum() == sum(map(len, KILLERS.values()))
-    texts = [text.get_text() for text in ax.texts]
-    assert "3 laws" in texts and "0 laws" in texts
-    assert "5 are killed by some law" in title(fig)
-
-
-def test_every_fault_has_a_theme():
-    assert all(findings.theme_of(name) for name in FAULTS)
+    assert states(said(fig), 5)
 
 
 def test_a_catalogue_is_held_to_the_laws():
@@ -137,22 +124,17 @@ def test_a_catalogue_is_held_to_the_laws():
 
 def test_the_table_of_peers(table):
     fig = conformance_figures.peers(table)
-    assert title(fig).startswith("1 of 2 configurations keep every law")
-    assert "torchembed 0.3.2 (not installed)" in fig.axes[0].get_xlabel()
+    assert states(said(fig), 1, 2) and "torchembed 0.3.2" in fig.axes[0].get_xlabel()
     sentence = findings.peers_sentence(table, "a GPU")
-    assert sentence.endswith("The others (Liger) break most often: `second_order` (1), `decode` (1).")
-    words = findings.violations_in_words(table)  # one of each theme
-    assert words == [
-        ("Liger (cuda, float32)", "second_order: words of Liger"),
-        ("Liger (cuda, float32)", "decode: words of Liger"),
-    ]
+    assert "Liger" in sentence and "`second_order` (1), `decode` (1)" in sentence
+    assert [words.partition(":")[0] for _, words in findings.violations_in_words(table)] == ["second_order", "decode"]
 
 
 def test_the_record_is_drawn_where_there_is_one(table, tmp_path):
     records.write("conformance", table, tmp_path)
     read = records.load("conformance", tmp_path).frame
     assert list(read.columns) == conformance.COLUMNS and len(read) == len(table)
-    assert title(figures.draw("conformance", tmp_path)).startswith("1 of 2 configurations")
+    assert states(said(figures.draw("conformance", tmp_path)), 1, 2)
     assert "conformance" in studies.STUDIES
 
 
@@ -168,7 +150,7 @@ def test_live_peers_keep_the_laws_and_the_others_say_why_not():
 def test_a_message_names_no_folder_of_this_machine():
     frame = findings.peers(["complex product (Llama)"], ["empty"], here=True)
     (message,) = frame.message
-    assert message.startswith("it refuses tensors without elements (RuntimeError")
+    assert "RuntimeError" in message
     assert str(packages.PEERS.parents[1]) not in message
 
 
@@ -188,12 +170,6 @@ def test_a_contender_that_ends_its_process_loses_the_law_at_which_it_ends_it(mon
     frame = conformance.conformance(device="cpu").set_index("law")
     assert frame.status.to_dict() == {"definition": "pass", "empty": "error"}
     assert frame.message["empty"].startswith("its process ended: BrokenProcessPool")
-
-
-def test_rows_after_a_fault_on_the_gpu_say_too_little():
-    for message, faulted in (("raised AcceleratorError: CUDA error: an illegal memory access", True), ("", False)):
-        table = pd.DataFrame({"law": ["a", "b"], "message": [None, message]})
-        assert conformance._Outcome(table).faulted is faulted
 
 
 def test_torchembed_refuses_tables_of_each_sequence():

@@ -1,6 +1,5 @@
 """The studies of fused operators: the calls of the adapters, the faults that checks catch, and the records' tables."""
 
-import hashlib
 import re
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,6 @@ from ropelab.bench import (
     cached_keys,
     fetch_peers,
     latent_attention,
-    latent_tiles,
     packages,
     paged_cache,
     qk_norm,
@@ -24,10 +22,10 @@ from ropelab.bench import (
     same_places,
     timing,
 )
-from ropelab.bench.cache_operations import EPS, PAGE, SCALE, LatentCache, NormAndCache, WholeLatentCache
+from ropelab.bench.cache_operations import PAGE, SCALE, LatentCache, NormAndCache, WholeLatentCache
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.peers import flashinfer, megatron, sglang_kernel, torch_library, vllm
-from ropelab.bench.workloads import DENSE_CELLS, DIRECTIONS, Workload
+from ropelab.bench.workloads import DIRECTIONS, Workload
 from ropelab.interop.flashinfer import rope_quantize_fp8_append_paged_kv_cache
 from ropelab.kernels import INTERPRETED
 from ropelab.layout import pairing
@@ -198,17 +196,6 @@ def test_cached_keys(on_cpu, case):
 def test_the_tables_of_caches(on_cpu, study):
     frame = study(smoke=True, device="cpu")
     assert (frame.status == "ok").all() and (frame.fraction_of_copy > 0).any()
-
-
-@pytest.mark.parametrize("kind", OPERATIONS)
-@pytest.mark.parametrize("tokens", [DECODED, PROMPT])
-def test_right_runs_pass(kind, tokens):
-    case = kind(tokens)
-    (call,) = paged_cache.calls(case, 1, "cpu")
-    before = {name: x.clone() for name, x in call.items()}
-    for run in (case.ours("cpu"), case.separate("cpu"), case.vllm(FakeOperators(), "cpu")):
-        assert paged_cache.check(case, run, call) == "ok"
-    assert all(torch.equal(x, before[name]) for name, x in call.items())
 
 
 VARIANTS = {
@@ -491,24 +478,6 @@ def test_the_table_of_latent_attention(on_cpu, monkeypatch):
     assert "reaches 1.00 of a copy without gaps" in apart
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; the study runs the kernels on a GPU")
-def test_the_sweep_of_tiles_calls_the_kernels(monkeypatch):
-    """Each step in the interpreter, with small tiles."""
-    case = replace(SMALL, dtype=torch.float32)
-    tables = latent_attention.Latent.tables
-    monkeypatch.setattr(latent_attention.Latent, "tables", lambda self, device: tables(self, "cpu"))
-    chosen = latent_tiles.latent_triton.choose_tile(16, case.heads, case.tokens, itemsize=4)
-    tiles = latent_tiles.candidate_tiles(case.heads, chosen)
-    assert tiles[0] == chosen and len(set(tiles)) == len(tiles) > 10
-    for step in latent_tiles.STEPS:
-        found = []
-        for tile in tiles[:3]:
-            sets = [[x.clone() for x in latent_tiles._tensors(case, step, case.normal("cpu"))]]
-            (call,) = latent_tiles._calls(case, step, sets, tile)
-            found.append([*call(), *sets[0]])
-        assert all(torch.equal(x, y) for one in found[1:] for x, y in zip(one, found[0], strict=True))
-
-
 # ------------------------------------------------------------------------------------------- loading of libraries
 
 
@@ -527,17 +496,6 @@ def library(tmp_path, monkeypatch):
     torch_library.load.cache_clear()
 
 
-def test_a_library_is_loaded_once_and_names_its_operators(library, monkeypatch):
-    loaded = []
-    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
-    for _ in range(2):
-        found = vllm.operators()
-    assert loaded == [library] and found.version == "1.0" and found.library == library
-    assert found.sha256 == hashlib.sha256(b"library").hexdigest()
-    with pytest.raises(packages.NotInstalled, match=re.escape("vllm 1.0 has no operator no_such_operator")):
-        found.no_such_operator()
-
-
 def test_what_cannot_be_loaded_is_not_installed(library):
     with pytest.raises(packages.NotInstalled, match=r"vllm 1\.0 cannot be loaded: [^/]*$"):
         vllm.operators()
@@ -548,27 +506,3 @@ def test_what_cannot_be_loaded_is_not_installed(library):
         vllm.operators("2.0")
     with pytest.raises(packages.NotInstalled, match="sglang-kernel not installed"):
         sglang_kernel.operators()
-
-
-def test_flashinfers_operator_of_sglang_is_called_as_there(monkeypatch):
-    """Versions up to 0.4.0 have the operator. They need an older torch, so the test checks the call alone."""
-    calls = []
-    operators = sglang_kernel._Operators("sglang-kernel", "0", None, ())
-    monkeypatch.setattr(
-        sglang_kernel._Operators, "apply_rope_pos_ids_cos_sin_cache", lambda self, *a: calls.append(a), raising=False
-    )
-    q, k, cache, positions = torch.zeros(3, 64), torch.zeros(3, 32), torch.zeros(9, 32), torch.arange(3)
-    operators.apply_rope_with_cos_sin_cache_inplace(positions, q, k, 32, cache, True)
-    ((q_in, k_in, q_out, k_out, table, rows, interleave, *rest),) = calls
-    assert q_in.shape == q_out.shape == (3, 2, 32) and k_in.shape == k_out.shape == (3, 1, 32)
-    assert table is cache and rows is positions and interleave is False and rest == [False, None, None, None, None]
-    absent = sglang_kernel._Operators("sglang-kernel", "0", None, ())
-    monkeypatch.undo()
-    with pytest.raises(packages.NotInstalled, match="has no operator apply_rope_pos_ids_cos_sin_cache"):
-        absent.apply_rope_with_cos_sin_cache_inplace()
-
-
-def test_the_sizes_of_the_studies():
-    assert [cell.workload.head_dim for cell in DENSE_CELLS[:2]] == [128, 128] and qk_norm.EPS == EPS
-    assert paged_cache.TOKENS == (1, 8, 64, 512, 4096, 8192) and 4096 % PAGE == 0
-    assert latent_attention.Latent("thd").columns["sequences"] == 16

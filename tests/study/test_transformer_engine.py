@@ -24,16 +24,11 @@ from ropelab.study.documents.transformer_engine import (
     packings,
     studies,
 )
-from ropelab.study.documents.transformer_engine import figures as te_figures
 from ropelab.study.engine.sources import facts
-from ropelab.study.engine.verdict import Outcome
-from ropelab.study.plots import drawing
-from ropelab.study.plots import registry as figures
-from ropelab.study.plots.panels import said as title_of
 from tests.interpreter import any_address
+from tests.study.sentences import states
 from tests.support import change
 
-HOLDS, LARGER, SMALLER, SOME_CELLS, FAILS, UNTOLD = Outcome
 OLD, NEW = grids.MODELS.names
 TIMES = ["median_us", "q20_us", "q80_us"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -92,20 +87,6 @@ def layers(dead_ns=0.62, layer_ms=22.0, rope_ms=1.4):
     return pd.DataFrame(rows)
 
 
-def parity(where=None, **changes):
-    rows = [
-        {"grids": f"{OLD} and {NEW}", "merged_takes": "legacy", "kind": kind,
-         "n_seqs": 3, "empty": 2 * (kind == "every other empty"), "past_end": 0, "starts": False,
-         "cp_size": size, "cp_rank": rank, "dtype": dtype, "layout": layout, "same_result": True,
-         "same_gradient": True, "worst": 0.6, "worst_ropelab": 0.6}
-        for kind in ("skewed", "every other empty")
-        for size, rank in measure.SHARDS
-        for dtype in ("float32", "float16", "bfloat16")
-        for layout in ("split_half", "interleaved")
-    ]  # fmt: skip
-    return change(pd.DataFrame(rows), where, **changes)
-
-
 def past(**changes):
     outcomes = {OLD: "left as allocated", "token-linear, as first proposed": "reads past freqs",
                 "token-linear, with the guard": "left as allocated", "ropelab": "zeros"}  # fmt: skip
@@ -131,21 +112,6 @@ def of_pair(frame, pair):
     return frame.assign(contender=frame.contender.replace(names))
 
 
-def under(given, pair):
-    """The evidence of a case, each frame as `of_pair` makes it."""
-    return {name: partial(lambda make: of_pair(make(), pair), make) for name, make in given.items()}
-
-
-def source(where="version == 'first'", **changes):
-    """The facts as if every file had been read."""
-    read = change(evidence.source(), read="1234567, the file", no_tokens="legacy")
-    return change(read, where, **changes)
-
-
-def search(**changes):
-    return change(evidence.search(), "n_seqs == 2401", **changes)
-
-
 H200, H100 = "nvidia-h200", "nvidia-h100-80gb-hbm3"
 """The record of the H200 has the pull request's file, the packages and the models; the H100's record has the models."""
 
@@ -164,39 +130,6 @@ def without(frame, *pairs):
 def alone(name, pair):
     """The record of the H200 without the rows of the other pairs."""
     return without(recorded(name), *(other for other in grids.ALL if other != pair))
-
-
-def told(row):
-    """The outcome of the evidence with its numbers, or the outcome of our model."""
-    return row.words.removeprefix("cannot be told (our model: ").removesuffix(")" * ("our model" in row.words))
-
-
-def model(outcome):
-    """The verdict where our model has this outcome."""
-    return UNTOLD, f"our model: {outcome}"
-
-
-def test_the_package_beside_its_models():
-    """Where TransformerEngine is installed, its time stands beside the time of the models."""
-    times = findings.times(kernels(package=1.25), measure.SUMMED)  # the sum takes as long for all
-    assert "TransformerEngine 2.20 takes 1.19 of the time of the faster grid" in findings.beside_the_packages(times)
-    assert "2.20" not in findings.beside_the_packages(findings.times(kernels(), measure.SUMMED))
-    assert "2.20" not in findings.sum_counts(kernels()) and "nan" not in findings.sum_counts(kernels())
-
-
-def test_the_headline_has_the_times_of_the_record():
-    """Each range belongs to its contender; without a contender there is no sentence."""
-    frame = kernels()
-    table = findings.times(frame).query("part == 'table B'")
-    said = findings.table_b_counts(frame)
-    for name, words in ((findings.OLD, "the old grid"), ("ropelab", "ropelab")):
-        assert f"{findings.value_range(table[name], ',.0f')} µs with {words}" in said
-    assert findings.table_b_counts(frame[frame.contender != "ropelab"]) == ""
-
-
-def test_models_are_named_as_such():
-    grids = [f"TransformerEngine's {age} grid (model)" for age in ("old", "new")]
-    assert [drawing.label(name) for name in (OLD, NEW)] == grids
 
 
 def test_the_dispatch_is_that_of_the_source():
@@ -222,17 +155,6 @@ def test_the_published_ratios_follow_from_the_published_times():
 # ------------------------------------------------------------------------------------------- strategies and heuristics
 
 
-def test_heuristics():
-    """First: 64 sequences and 8 times the blocks. Merged: more than 2 cp times, and 65,536 more."""
-    first, merged = dispatch.first_heuristic, dispatch.merged_heuristic
-    assert [first(n, 65536, 65536) for n in (63, 64)] == ["legacy", "linear"]
-    assert [first(64, rows, 65536) for rows in (8191, 8192)] == ["legacy", "linear"]
-    assert [merged(n, 65536, 65536) for n in (2, 3)] == ["legacy", "linear"]
-    assert [merged(n, 65536, 8192, 8) for n in (2, 3)] == ["legacy", "linear"]
-    assert [merged(4, rows, 100) for rows in (16408, 16409)] == ["legacy", "linear"]  # 65,532 and 65,536 more
-    assert {h(100, 100, 0) for h in (first, merged)} == {"legacy"}
-
-
 def test_the_environment_variable(monkeypatch):
     for value, expected in (("0", ["legacy"] * 2), ("1", ["linear"] * 2), ("2", ["legacy", "linear"])):
         monkeypatch.setenv(dispatch.OVERRIDE, value)
@@ -245,20 +167,6 @@ def test_the_environment_variable(monkeypatch):
     assert dispatch.choose(2, 65536, 0) == "legacy"
     with pytest.raises(ValueError, match="version: expected one of .*, got 'last'"):
         dispatch.choose(1, 1, 1, version="last")
-
-
-def test_the_dispatch_launches_what_was_chosen(monkeypatch):
-    launched = []
-    for name in (dispatch.LEGACY, dispatch.LINEAR):
-        monkeypatch.setitem(dispatch.STRATEGIES, name, lambda x, name=name, **_: launched.append(name) or x)
-    monkeypatch.delenv(dispatch.OVERRIDE, raising=False)
-    freqs, t = torch.zeros(640, 1, 1, 4), torch.zeros(64, 1, 4)
-    cu = torch.arange(65, dtype=torch.int32)
-    rotate = partial(dispatch.rotate_thd, t, freqs, cu)
-    rotate(), rotate(version="merged"), rotate(strategy="legacy"), rotate(strategy="linear")
-    monkeypatch.setenv(dispatch.OVERRIDE, "0")
-    rotate()
-    assert launched == ["linear", "legacy", "legacy", "linear", "legacy"]
 
 
 @pytest.mark.parametrize("cp_size", [1, 2, 4])
@@ -480,72 +388,16 @@ def test_the_attention_is_causal_within_each_sequence():
 # ------------------------------------------------------------------------------------------------------------- figures
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("records")
-    records.write("te_kernels", kernels(), folder)
-    records.write("te_layer", layers(), folder)
-    return folder
-
-
-@pytest.mark.parametrize("name", te_figures.FIGURES)
-def test_figures_draw(name, directory, tmp_path):
-    fig = figures.draw(name, directory)
-    fig.savefig(tmp_path / "figure.png")
-    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    assert any(machine in text.get_text() for text in fig.texts), "the machine is not named"
-    with pytest.raises(FileNotFoundError, match="te_"):
-        figures.draw(name, tmp_path)
-
-
-def test_titles_and_sentences_follow_the_record():
-    skew = findings.skew_counts(kernels())
-    table = findings.choices(kernels()).query("kind == 'skewed'")
-    assert all(findings.missed_words(table, name) in skew for name in ("first", "merged"))
-    assert "takes the slower grid in 0 of" in findings.skew_counts(kernels(dead_ns=0, search_us=0))
-    assert "0.60 ns" in findings.blocks_count(kernels())
-    assert "µs to a kernel" in findings.sum_counts(kernels())
-
-
-def test_figures_draw_what_was_measured(tmp_path):
-    """The figures also draw without flash-attn, and for a smoke run, which has few cells."""
-    frame = kernels()
-    lost = frame[frame.contender == "flash_attn"].index
-    frame.loc[lost, ["median_us", "q20_us", "q80_us"]] = np.nan
-    frame.loc[lost, "status"] = "not run: no flash-attn"
-    few = frame[frame.n_seqs.isin((1, 8, 128)) & frame.cp_size.isin((1, 8))]
-    for table in (frame, few):
-        for name, (studies_, draw) in te_figures.FIGURES.items():
-            if studies_ == ("te_kernels",):
-                drawn = draw(table)
-                drawn.savefig(tmp_path / "figure.png")
-                assert "nan" not in title_of(drawn), name
-
-
-@pytest.mark.parametrize("pair", [grids.CODE, grids.PACKAGES], ids=lambda pair: pair.words)
-def test_figures_and_the_chapter_say_whose_grids_they_show(pair):
-    """The conditions are judged where both grids run in every cell: the packages' grids are no pair for them."""
-    frame, of_layer = of_pair(kernels(), pair), of_pair(layers(), pair)
-    for record in (frame, of_layer):
-        assert findings.whose(record).startswith("TransformerEngine 2.18") == (pair == grids.PACKAGES)
-    assert findings.whose(layers()) == "both grids are our models"
-    for drawn, ages in ((te_figures.table_b(frame), ("old", "new")), (te_figures.layer(of_layer), ("new",))):
-        labels = {text.get_text() for legend in drawn.legends for text in legend.get_texts()}
-        assert {f"{age} grid ({pair.words})" for age in ages} <= labels, labels
-    if pair == grids.CODE:
-        assert findings.skew_counts(frame).startswith("One long") and "of the first" in findings.whose(frame)
-        assert len(findings.choices(frame)) == len(findings.choices(kernels()))
-
-
 def test_a_layer_with_ropelab_beside_one_with_the_new_grid():
     frame = slower(layers(), "ropelab", 1.1, "what == @layer.LAYER")
     frame.loc[frame.contender == layer.WITHOUT, "q80_us"] *= 1.05
-    said = findings.layer_counts(frame)
-    assert (
-        "With ropelab the whole layer takes 1.07 of its time with the new grid" in said
-        and "varies by up to 5.0%" in said
-    )
-    assert "With ropelab the whole" not in findings.layer_counts(frame[frame.contender != "ropelab"])
+    assert states(findings.layer_counts(frame), 1.07, 5.0)
+    assert not states(findings.layer_counts(frame[frame.contender != "ropelab"]), 1.07)
+
+
+def test_whose_grids_a_record_has_is_said():
+    of = [findings.whose(of_pair(kernels(), pair)) for pair in (grids.CODE, grids.PACKAGES)]
+    assert len({*of, findings.whose(kernels())}) == 3
 
 
 def test_what_the_heuristics_miss():

