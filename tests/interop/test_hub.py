@@ -1,6 +1,5 @@
 """The package for the Hugging Face hub holds nothing but its own code, loads without ropelab, and computes the same."""
 
-import ast
 import importlib.util
 import os
 import subprocess
@@ -89,53 +88,11 @@ needs_transformers = pytest.mark.skipif(
 )
 
 
-def test_every_file_is_the_librarys_but_for_imports_and_names(folder):
-    """A line of the package is a line of the library, or an import, or names an operator or a module."""
-    origins = {path.relative_to(ROOT / "ropelab").as_posix(): path for path in (ROOT / "ropelab").rglob("*.py")}
-    origins |= {f"kernels/{path.name}": path for path in (ROOT / "kernels").glob("*.py")}
-    origins |= {path.name: path for path in (ROOT / "ropelab" / "study" / "hub" / "source").glob("*.py")}
-    for path in (folder / "torch-ext" / "ropelab").rglob("*.py"):
-        known = set(origins[path.relative_to(folder / "torch-ext" / "ropelab").as_posix()].read_text().splitlines())
-        new = [
-            line
-            for line in path.read_text().splitlines()
-            if line not in known and line.removesuffix('"""') not in known
-        ]
-        words = ("from .", "add_op_namespace_prefix(", "import_module(")
-        assert all(any(word in line for word in words) for line in new), (path, new)
-
-
-def test_operators_have_the_namespace_of_the_build(folder):
-    """The rule of the builder of kernels: the name of an operator is a call of add_op_namespace_prefix."""
-    names, makers = [], ("operator", "custom_op", "triton_op", "Library")
-    for path in (folder / "torch-ext").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in makers:
-                names.append(ast.unparse(node.args[0]))
-    operators = "rotate", "qk_norm_rope", "qk_norm_rope_backward"
-    passed_on = "name"  # by `operator`, whose calls have the names
-    assert sorted(names) == [*sorted(f"add_op_namespace_prefix('{name}')" for name in operators), passed_on]
-
-
-@pytest.mark.parametrize(
-    "text", ["import numpy", "from ropelab.rope import x", "def f():\n    import einops", "import torch, attrs"]
-)
-def test_other_imports_are_refused(text):
-    assert len(hub.forbidden_imports(text)) == 1
-
-
 def test_a_build_with_another_import_fails(monkeypatch, tmp_path):
     monkeypatch.setattr(hub, "package", lambda: {"__init__.py": "import numpy\n"})
     with pytest.raises(ValueError, match="^imports: expected relative ones, .*imports numpy"):
         hub.build(tmp_path / "package")
     assert not (tmp_path / "package").exists()
-
-
-def test_imports_become_relative_and_keep_their_meaning():
-    text = "from ropelab.call.angles import A\nfrom ropelab import b\n    from ropelab.rope import c\n"
-    expected = "from ..call.angles import A\nfrom .. import b\n    from ..rope import c\n"
-    assert hub.rewritten(text, 2) == expected
-    assert hub.forbidden_imports("if TYPE_CHECKING:\n    import numpy\nfrom . import a\nimport torch.nn\n") == []
 
 
 @pytest.mark.process

@@ -5,16 +5,10 @@ import itertools
 import pytest
 import torch
 
-from ropelab import reference, rotary_table
-from ropelab.conformance import pytest_laws
-from ropelab.conformance.report import text
-from ropelab.conformance.verify import verify
-from ropelab.interop.broadcast import formula
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.kernels.launch import Launch
 from ropelab.study.documents.deepspeed.evidence import CALLERS
 from tests.conftest import HAS_GPU
-from tests.support import not_interpreted
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 B, S, H, D = 2, 5, 3, 8
@@ -146,19 +140,6 @@ def test_a_dtype_that_the_kernel_does_not_have_takes_the_formula(launches):
     assert_close(y.real, definition(t, cos, sin), t, torch.float32)
 
 
-def test_any_strides(launches):
-    base, cos, sin = draw((B, H, S, D), (1, S, 1, D))
-    for t in (base.transpose(1, 2), base.transpose(1, 2)[..., ::2].repeat_interleave(2, -1), base.movedim(2, 1)[::2]):
-        assert_close(apply_rotary_pos_emb(t, cos, sin), definition(t, cos, sin), t, torch.float32)
-    assert len(launches) == 3
-
-
-@pytest.mark.parametrize("width", [16, 8])
-def test_strides_are_those_of_the_formula(width):
-    t, tables = torch.randn(2, 5, 3, 16).transpose(0, 1), [torch.randn(5, 1, 1, width) for _ in range(2)]
-    assert apply_rotary_pos_emb(t, *tables).stride() == formula(t, *tables).stride()
-
-
 def test_the_tables_may_be_trained():
     t, cos, sin = draw((B, S, H, D), (1, S, 1, D), torch.float64)
     leaves = [x.requires_grad_() for x in (t, cos, sin)]
@@ -167,49 +148,3 @@ def test_the_tables_may_be_trained():
     expected = torch.autograd.grad(definition(*leaves), leaves, cotangent)
     for found, right in zip(torch.autograd.grad(y, leaves, cotangent), expected, strict=True):
         torch.testing.assert_close(found, right)
-
-
-def test_as_our_own_function_for_what_deepspeed_promises():
-    t = torch.randn(S, B, H, D, dtype=torch.float64)
-    cos, sin = rotary_table(S, D, dtype=torch.float64)
-    wide = [torch.cat((half, half), -1)[:, None, None] for half in (cos, sin)]
-    torch.testing.assert_close(apply_rotary_pos_emb(t, *wide), reference.rotate(t, cos, sin, seq_format="sbhd"))
-
-
-@pytest.mark.parametrize(
-    "change, error, message",
-    [
-        ({"t": None}, TypeError, "t: expected a torch.Tensor, got None"),
-        ({"freqs_sin": 1.0}, TypeError, "freqs_sin: expected a torch.Tensor, got float"),
-        ({"t": torch.zeros(())}, ValueError, "t: expected at least one axis, got a scalar"),
-        ({"freqs_cos": torch.zeros(S, 3)}, ValueError, "freqs_cos: expected an even number of columns up to the 8"),
-        ({"freqs_cos": torch.zeros(S, 10)}, ValueError, r"freqs_cos: .* features of t, got shape \(5, 10\)"),
-        ({"freqs_sin": torch.zeros(S, 1, 4)}, ValueError, "freqs_sin: expected 8 columns, as freqs_cos has"),
-        ({"freqs_cos": torch.zeros(S + 1, 1, D)}, ValueError, r"freqs_cos: .* against t \(5, 3, 8\), got shape \(6, 1"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_errors_name_the_argument(change, error, message):
-    arguments = {"t": torch.zeros(S, H, D), "freqs_cos": torch.zeros(S, 1, D), "freqs_sin": torch.zeros(S, 1, D)}
-    with pytest.raises(error, match=message):
-        apply_rotary_pos_emb(**arguments | change)
-
-
-# ------------------------------------------------------------------------------------------------- the laws
-
-test_laws = not_interpreted(pytest_laws(apply_rotary_pos_emb, "deepspeed", device=DEVICE))
-
-
-@pytest.mark.parametrize("options", [{"seq_format": "bshd"}, {"seq_format": "bhsd", "rotary_dim": 8}], ids=str)
-def test_laws_in_the_other_formats(options, torch_backend):
-    report = verify(apply_rotary_pos_emb, "deepspeed", skip=("large_positions",), **options)
-    assert report.passed, text(report)
-
-
-def test_compiled_without_a_break():
-    t, cos, sin = draw((B, S, H, D), (1, S, 1, D))
-    t.requires_grad_()
-    compiled = torch.compile(apply_rotary_pos_emb, fullgraph=True, backend="inductor" if HAS_GPU else "aot_eager")
-    results = [function(t, cos, sin) for function in (compiled, apply_rotary_pos_emb)]
-    assert torch.equal(*results)
-    assert torch.equal(*(torch.autograd.grad(y.square().sum(), t)[0] for y in results))

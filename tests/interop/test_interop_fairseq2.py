@@ -1,49 +1,19 @@
-"""fairseq2's encoders and our models of them: the contract, both layouts, padding, packing, decoding."""
+"""fairseq2's encoders over our kernels: the contract, both layouts, padding, packing, decoding."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from ropelab import conformance, reference, rotary_table
+from ropelab import reference, rotary_table
 from ropelab.angles.frequencies import yarn
 from ropelab.angles.tables import frequency_tables
 from ropelab.interop.fairseq2 import LAYOUTS, BatchLayout, DualRotaryEncoder, KernelRotaryEncoder, YaRNRotaryEncoder
 from ropelab.study.documents.fairseq2 import evidence, peers
-from tests.interop.fairseq2_models import MODELS, ReferenceRotaryEncoder, RotaryEncoder
-from tests.support import older
+from tests.interop.fairseq2_models import MODELS
 
-ENCODERS = (RotaryEncoder, ReferenceRotaryEncoder, KernelRotaryEncoder)
 E, MAX = 16, 32
-
-encoders = pytest.mark.parametrize("encoder_class", ENCODERS)
 impls = pytest.mark.parametrize("impl", LAYOUTS)
-
-
-class QAndK(torch.nn.Module):
-    """An encoder as the conformance tool calls modules."""
-
-    def __init__(self, head_dim, encoder_class, impl):
-        super().__init__()
-        self.encoder = encoder_class(head_dim, 2**17, impl=impl)
-
-    def forward(self, q, k):
-        return tuple(self.encoder(x, BatchLayout(x.shape[:2])) for x in (q, k))
-
-
-NOT_CLAIMED = ("empty", "large_positions", "compile")
-"""fairseq2 has no layout without tokens, and serves positions below max_seq_len; it is compiled elsewhere."""
-
-
-@encoders
-@impls
-def test_the_laws_hold(encoder_class, impl):
-    report = conformance.verify(
-        lambda head_dim: QAndK(head_dim, encoder_class, impl), "module", seq_format="bshd", layout=LAYOUTS[impl],
-        maths="wide", skip=NOT_CLAIMED, shrink=False,
-    )  # fmt: skip
-    assert not report.failed, conformance.report.text(report)
-    assert report.passed
 
 
 def seqs_and_cotangent(*shape, dtype=torch.float32):
@@ -61,7 +31,6 @@ def definition(x, impl, positions, inverse=False):
     return torch.where((rows < 0)[..., None, None], 0.0, y).reshape(x.shape)
 
 
-@encoders
 @impls
 @pytest.mark.parametrize(
     ("shape", "lengths", "packed"),
@@ -77,12 +46,10 @@ def definition(x, impl, positions, inverse=False):
     ],
 )
 @pytest.mark.parametrize("step", [None, 6])
-def test_every_token_turns_by_its_position(encoder_class, impl, shape, lengths, packed, step):
-    """The gradient of every token turns backwards by the same position, under a random cotangent."""
-    encoder = encoder_class(E, MAX, impl=impl).eval()
+def test_every_token_turns_by_its_position(impl, shape, lengths, packed, step):
+    """The gradient of every token turns backwards by the same position; padding is zero, and so is its gradient."""
+    encoder = KernelRotaryEncoder(E, MAX, impl=impl).eval()
     layout = BatchLayout(shape[: 1 if packed else 2], lengths, packed=packed)
-    if step is not None and layout.padded and encoder_class is not KernelRotaryEncoder:
-        pytest.skip("no case of its own: test_padding_while_decoding_reads_a_row has it, on every machine")
     x, cotangent = seqs_and_cotangent(*shape)
     x.requires_grad_()
     y = encoder(x, layout, state_bag=None if step is None else SimpleNamespace(step_nr=step))
@@ -97,65 +64,25 @@ def test_every_token_turns_by_its_position(encoder_class, impl, shape, lengths, 
     torch.testing.assert_close(gradient.double(), definition(cotangent, impl, positions, inverse=True), **close)
 
 
-@encoders
 @impls
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_computes_in_float32_and_casts_back(encoder_class, impl, dtype):
+def test_computes_in_float32_and_casts_back(impl, dtype):
     x, _ = seqs_and_cotangent(2, 5, 3, E, dtype=dtype)
-    y = encoder_class(E, MAX, impl=impl)(x, BatchLayout((2, 5)))
+    y = KernelRotaryEncoder(E, MAX, impl=impl)(x, BatchLayout((2, 5)))
     assert y.dtype == dtype
-    wide = encoder_class(E, MAX, impl=impl)(x.float(), BatchLayout((2, 5)))
+    wide = KernelRotaryEncoder(E, MAX, impl=impl)(x.float(), BatchLayout((2, 5)))
     assert torch.equal(y, wide.to(dtype)) or dtype == torch.float64
     torch.testing.assert_close(y.float(), wide, rtol=1e-3, atol=1e-5)
 
 
-def test_the_layouts_are_permutations_of_one_another():
-    rows = list(evidence.permutations(MODELS))
-    assert len(rows) == 2 * len(ENCODERS) and all(row["equal"] for row in rows)
-
-
-def test_the_formulas_are_the_same():
-    rows = list(evidence.formulas(MODELS))
-    assert len(rows) == 8 and all(row["equal"] for row in rows)
-
-
-@encoders
-def test_state(encoder_class):
-    encoder = encoder_class(E, MAX)
+def test_state():
+    encoder = KernelRotaryEncoder(E, MAX)
     assert not encoder.state_dict() and not list(encoder.parameters())
-    fresh = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
-    if encoder_class is KernelRotaryEncoder:
-        assert {name: tuple(b.shape) for name, b in fresh.items()} == {"cos": (MAX, E // 2), "sin": (MAX, E // 2)}
-    else:
-        assert all(len(buffer) == MAX + 1 and not buffer[0].any() and buffer[1:].any() for buffer in fresh.values())
-    empty = encoder_class(E, MAX, device="meta").to_empty(device="cpu")
+    fresh = dict(encoder.named_buffers())
+    assert {name: tuple(b.shape) for name, b in fresh.items()} == {"cos": (MAX, E // 2), "sin": (MAX, E // 2)}
+    empty = KernelRotaryEncoder(E, MAX, device="meta").to_empty(device="cpu")
     empty.reset_parameters()
     assert all(torch.equal(buffer, fresh[name]) for name, buffer in empty.named_buffers())
-
-
-@encoders
-@impls
-@pytest.mark.parametrize("packed", [False, True])
-def test_padding_becomes_zero_and_gets_no_gradient(encoder_class, impl, packed):
-    layout = BatchLayout((7,), [2, 3], packed=True) if packed else BatchLayout((2, 7), [7, 5])
-    x, cotangent = seqs_and_cotangent(*layout.position_indices.shape, 2, E)
-    x.requires_grad_()
-    y = encoder_class(E, MAX, impl=impl)(x, layout)
-    (gradient,) = torch.autograd.grad(y, x, cotangent)
-    padding = layout.position_indices < 0
-    assert padding.sum() == 2
-    for z in (y, gradient):
-        assert not z[padding].any() and z[~padding].any(dim=-1).all()
-
-
-@encoders
-def test_poisoned_padding(encoder_class):
-    """A product with zero keeps NaN; the kernel writes zeros."""
-    x, _ = seqs_and_cotangent(1, 4, E)
-    x[:, 3] = float("nan")
-    y = encoder_class(E, MAX)(x, BatchLayout((1, 4), [3]))
-    assert y[:, :3].isfinite().all()
-    assert y[:, 3].isnan().all() if encoder_class is not KernelRotaryEncoder else not y[:, 3].any()
 
 
 def test_padding_stays_zero_while_decoding():
@@ -168,104 +95,66 @@ def test_padding_stays_zero_while_decoding():
         assert not y[layout.position_indices < 0].any() and y[layout.position_indices >= 0].isfinite().all()
 
 
-@pytest.mark.parametrize("encoder_class", [RotaryEncoder, ReferenceRotaryEncoder])
-def test_padding_while_decoding_reads_a_row(encoder_class):
-    """As in fairseq2, the row is step_nr, so padding turns by position step_nr - 1 and is not zero."""
-    encoder, bag = encoder_class(E, MAX).eval(), SimpleNamespace(step_nr=3)
-    x, _ = seqs_and_cotangent(2, 4, 2, E)
-    y = encoder(x, BatchLayout((2, 4), [4, 2]), state_bag=bag)
-    as_if = encoder(x[1:, 2:3], BatchLayout((1, 1)), state_bag=SimpleNamespace(step_nr=2))
-    torch.testing.assert_close(y[1:, 2:3], as_if)
-
-
-@encoders
-def test_the_state_bag_counts_only_while_decoding(encoder_class):
-    encoder, bag, layout = encoder_class(E, MAX), SimpleNamespace(step_nr=3), BatchLayout((2, 4))
+def test_the_state_bag_counts_only_while_decoding():
+    encoder, bag, layout = KernelRotaryEncoder(E, MAX), SimpleNamespace(step_nr=3), BatchLayout((2, 4))
     x, _ = seqs_and_cotangent(2, 4, E)
     at_start = encoder(x, layout)
     assert torch.equal(encoder.train()(x, layout, state_bag=bag), at_start)
     assert not torch.equal(encoder.eval()(x, layout, state_bag=bag), at_start)
 
 
-@pytest.mark.parametrize("encoder_class", [RotaryEncoder, KernelRotaryEncoder])
 @impls
-def test_other_frequencies(encoder_class, impl):
+def test_other_frequencies(impl):
     def halved(encoder):
         assert encoder.encoding_dim == E
         return 0.5 / encoder.theta ** (torch.arange(0, E, 2) / E)
 
     x, _ = seqs_and_cotangent(1, 9, E)
-    slow = encoder_class(E, MAX, impl=impl, freqs_init_fn=halved)(x[:, :1].expand(-1, 9, -1), BatchLayout((1, 9)))
-    fast = encoder_class(E, MAX, impl=impl)(x[:, :1].expand(-1, 5, -1), BatchLayout((1, 5)))
+    slow = KernelRotaryEncoder(E, MAX, impl=impl, freqs_init_fn=halved)(x[:, :1].expand(-1, 9, -1), BatchLayout((1, 9)))
+    fast = KernelRotaryEncoder(E, MAX, impl=impl)(x[:, :1].expand(-1, 5, -1), BatchLayout((1, 5)))
     torch.testing.assert_close(slow[:, ::2], fast)
 
 
-@encoders
-def test_strided_input(encoder_class):
-    x, _ = seqs_and_cotangent(5, 2, 3, E)
-    view = x.transpose(0, 1)
-    encoder = encoder_class(E, MAX)
-    assert torch.equal(encoder(view, BatchLayout((2, 5))), encoder(view.contiguous(), BatchLayout((2, 5))))
+WRONG = {"scale_factor": 2, "original_max_seq_len": 4}
 
 
-@encoders
-def test_wrong_arguments(encoder_class):
-    with pytest.raises(ValueError, match="encoding_dim: expected a positive even number, got 7"):
-        encoder_class(7, MAX)
-    with pytest.raises(ValueError, match="impl: expected one of .'llama', 'reference'., got 'neox'"):
-        encoder_class(E, MAX, impl="neox")
-    encoder = encoder_class(E, MAX)
-    with pytest.raises(ValueError, match=r"seqs: expected shape \[N, S, \*, 16\], got \(2, 4, 8\)"):
-        encoder(torch.zeros(2, 4, 8), BatchLayout((2, 4)))
-    with pytest.raises(ValueError, match=r"seqs: expected shape \[N, S, \*, 16\], got \(4, 16\)"):
-        encoder(torch.zeros(4, 16), BatchLayout((2, 4)))
-    with pytest.raises(ValueError, match="seqs: expected positions below max_seq_len = 32, got 32"):
-        encoder(torch.zeros(1, 33, E), BatchLayout((1, 33)))
-    with pytest.raises(ValueError, match="seqs: expected positions below max_seq_len = 32, got 33"):
+@pytest.mark.parametrize(
+    "argument, call",
+    [
+        ("encoding_dim", lambda: KernelRotaryEncoder(7, MAX)),
+        ("impl", lambda: KernelRotaryEncoder(E, MAX, impl="neox")),
+        ("encoding_dim", lambda: DualRotaryEncoder(6, 8)),
+        ("dual_theta", lambda: DualRotaryEncoder(8, 8, dual_theta=0)),
+        ("scale_factor", lambda: YaRNRotaryEncoder(8, 8, **WRONG | {"scale_factor": -1})),
+        ("original_max_seq_len", lambda: YaRNRotaryEncoder(8, 8, **WRONG | {"original_max_seq_len": 0})),
+        ("beta_fast", lambda: YaRNRotaryEncoder(8, 8, **WRONG, beta_fast=1, beta_slow=2)),
+        ("theta", lambda: YaRNRotaryEncoder(8, 8, **WRONG, theta=1)),
+    ],
+)
+def test_wrong_arguments_are_named(argument, call):
+    with pytest.raises(ValueError, match=f"^{argument}: expected"):
+        call()
+
+
+def test_tokens_beyond_the_tables_or_of_another_shape():
+    encoder = KernelRotaryEncoder(E, MAX)
+    for shape, batch in (((2, 4, 8), (2, 4)), ((4, 16), (2, 4)), ((1, 33, E), (1, 33))):
+        with pytest.raises(ValueError, match="^seqs: expected"):
+            encoder(torch.zeros(shape), BatchLayout(batch))
+    with pytest.raises(ValueError, match="^seqs: expected positions below max_seq_len = 32, got 33"):
         encoder.eval()(torch.zeros(1, 4, E), BatchLayout((1, 4)), state_bag=SimpleNamespace(step_nr=30))
     # A padded batch may be wider than the tables; only its sequences may not be longer.
     encoder(torch.zeros(1, 40, E), BatchLayout((1, 40), [32]))
 
 
 @pytest.mark.parametrize(
-    ("shape", "lengths", "packed", "message"),
-    [
-        ((4,), None, False, r"shape: expected \(N, S\), got \(4,\)"),
-        ((2, 4), None, True, r"shape: expected \(S,\), got \(2, 4\)"),
-        ((2, 0), None, False, "shape"),
-        ((2, 4), [4], False, r"seq_lens: expected lengths >= 1 that fit into shape \(2, 4\), got \[4\]"),
-        ((2, 4), [4, 5], False, "seq_lens"),
-        ((2, 4), [4, 0], False, "seq_lens"),
-        ((4,), [3, 2], True, "seq_lens"),
-        ((4,), [], True, "seq_lens"),
-    ],
-)
-def test_wrong_layouts(shape, lengths, packed, message):
-    with pytest.raises(ValueError, match=message):
+    ("shape", "lengths", "packed"),
+    [((4,), None, False), ((2, 4), None, True), ((2, 0), None, False), ((2, 4), [4], False), ((2, 4), [4, 5], False),
+     ((2, 4), [4, 0], False), ((4,), [3, 2], True), ((4,), [], True)],
+)  # fmt: skip
+def test_wrong_layouts(shape, lengths, packed):
+    with pytest.raises(ValueError, match="^shape: " if lengths is None else "^seq_lens: "):
         BatchLayout(shape, lengths, packed=packed)
-
-
-@pytest.mark.skipif(bool(older("torch")), reason=f"torch 2.11 compiles a second time; {older('torch')}")
-@pytest.mark.parametrize("encoder_class", [RotaryEncoder, ReferenceRotaryEncoder])
-@impls
-def test_compiled_once_for_all_lengths(encoder_class, impl):
-    """One graph also serves all batches above 1; the longest sequence that the tables serve is among the lengths."""
-    compilations = []
-
-    def backend(module, inputs):
-        compilations.append(module)
-        return module.forward
-
-    torch._dynamo.reset()
-    encoder = encoder_class(E, MAX, impl=impl)
-    compiled = torch.compile(encoder, backend=backend, fullgraph=True)
-    for batch, length in ((4, 9), (2, 7), (3, MAX), (5, 8)):
-        x, _ = seqs_and_cotangent(batch, length, E)
-        for axis in (0, 1):
-            torch._dynamo.maybe_mark_dynamic(x, axis)
-        layout = BatchLayout((batch, length))
-        torch.testing.assert_close(compiled(x, layout), encoder(x, layout))
-    assert len(compilations) == 1
 
 
 @pytest.fixture
@@ -400,29 +289,13 @@ def test_other_encoders_keep_the_contract(case):
         encoder(torch.zeros(1, 65, 32), BatchLayout((1, 65)))
 
 
-def test_other_encoders_name_wrong_arguments():
-    with pytest.raises(ValueError, match="encoding_dim: expected a multiple of 4, got 6"):
-        DualRotaryEncoder(6, 8)
-    with pytest.raises(ValueError, match="dual_theta: expected a finite number > 0, got 0"):
-        DualRotaryEncoder(8, 8, dual_theta=0)
-    with pytest.raises(ValueError, match="scale_factor: expected a finite number > 0, got -1"):
-        YaRNRotaryEncoder(8, 8, scale_factor=-1, original_max_seq_len=4)
-    with pytest.raises(ValueError, match="original_max_seq_len: expected an integer >= 1, got 0"):
-        YaRNRotaryEncoder(8, 8, scale_factor=2, original_max_seq_len=0)
-    with pytest.raises(ValueError, match="beta_fast: expected at least beta_slow = 2.0, got 1.0"):
-        YaRNRotaryEncoder(8, 8, scale_factor=2, original_max_seq_len=4, beta_fast=1, beta_slow=2)
-    with pytest.raises(ValueError, match="theta: expected a number > 1"):
-        YaRNRotaryEncoder(8, 8, theta=1, scale_factor=2, original_max_seq_len=4)
-
-
 @pytest.mark.gpu
-@encoders
 @impls
-def test_on_a_gpu(encoder_class, impl):
+def test_on_a_gpu(impl):
     for dtype in (torch.bfloat16, torch.float32):
         x, _ = seqs_and_cotangent(2, 300, 4, E, dtype=dtype)
         layout = BatchLayout((2, 300), [300, 7])
-        here = encoder_class(E, 300, impl=impl)(x, layout)
+        here = KernelRotaryEncoder(E, 300, impl=impl)(x, layout)
         layout.position_indices = layout.position_indices.cuda()
-        there = encoder_class(E, 300, impl=impl, device="cuda")(x.cuda(), layout).cpu()
+        there = KernelRotaryEncoder(E, 300, impl=impl, device="cuda")(x.cuda(), layout).cpu()
         torch.testing.assert_close(there, here, rtol=2e-2, atol=1e-3)

@@ -71,21 +71,6 @@ def rows_of(call, index):
     return cache.flatten(0, 1)
 
 
-@pytest.mark.parametrize("page", [2**31, 2**60, 2**62])
-def test_a_page_that_no_cache_has_gives_no_slot(page):
-    call = append_call(page_size=4)
-    call["kv_indices"] = torch.full_like(call["kv_indices"], page, dtype=torch.int64)
-    with pytest.raises(ValueError, match=f"kv_indices: expected pages from 0 to {2**31 - 1}, got {page}"):
-        slot_mapping(*(call[name] for name in ("kv_indices", "kv_indptr", "batch_indices", "positions", "page_size")))
-
-
-def test_the_latent_vector_is_as_wide_as_q(torch_backend):
-    call = append_call(nope_dim=32, latent=True)
-    call["q_nope"] = torch.cat((call["q_nope"], call["q_nope"]), -1)
-    with pytest.raises(ValueError, match=r"k_nope: expected shape \[17, 64\], got \(17, 32\)"):
-        rope_quantize_fp8_append_paged_kv_cache(**call)
-
-
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_slots(page_size):
     call = append_call(page_size=page_size)
@@ -110,12 +95,6 @@ def with_value(name, value):
     call[name] = call[name].long()
     call[name][call["positions"][0] // 4 if name == "kv_indices" else 0] = value
     return call
-
-
-@pytest.mark.parametrize("name, value, message", OUTSIDE)
-def test_a_place_outside_of_the_request_s_pages_is_refused(name, value, message):
-    with pytest.raises(ValueError, match=f"{name}: expected {message}"):
-        slot_mapping(**with_value(name, value))
 
 
 @pytest.mark.parametrize("where", ["traced", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -176,26 +155,6 @@ def test_given_outputs_are_written(device):
     expected = rope_quantize_fp8_append_paged_kv_cache(**append_call(nope_dim=8) | {"quantize_dtype": E5M2})
     for x, y in zip(found, expected, strict=True):
         assert_equal(x, y)
-
-
-@pytest.mark.parametrize(
-    "change, match",
-    [
-        ({"q_rope": torch.zeros(17, 4, 12)}, r"cos_sin_cache: expected shape \[positions, 12\], got \(64, 16\)"),
-        ({"v": None}, "v: expected a torch.Tensor, got None"),
-        ({"k_rope": torch.zeros(17, 16)}, "v: expected None for k_rope of two axes"),
-        ({"page_size": 8}, "page_size: expected 4, the page size of the cache, got 8"),
-        ({"kv_layout": "NDH"}, "kv_layout: expected one of"),
-        ({"paged_kv_cache": torch.zeros(3)}, "paged_kv_cache: expected a tuple of 2 tensors, got Tensor"),
-        ({"quantize_dtype": torch.float16}, "quantize_dtype: expected float8_e4m3fn or float8_e5m2, got"),
-        ({"quant_scale_kv": 0.0}, "quant_scale_kv: expected a finite number >= 1.17.* got 0.0"),
-        ({"k_rope": torch.zeros(17, 2, 8)}, r"k_rope: expected shape \[17, 2, 16\], got \(17, 2, 8\)"),
-        ({"batch_indices": torch.zeros(17)}, "batch_indices: expected one of int32, int64, got float32"),
-    ],
-)
-def test_errors_name_the_arguments_of_flashinfer(change, match):
-    with pytest.raises((TypeError, ValueError), match=match):
-        rope_quantize_fp8_append_paged_kv_cache(**append_call() | change)
 
 
 # ------------------------------------------------------------------------------------------------ the real function

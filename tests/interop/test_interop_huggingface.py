@@ -7,9 +7,6 @@ import types
 import pytest
 import torch
 
-from ropelab.conformance import pytest_laws
-from ropelab.conformance.report import text
-from ropelab.conformance.verify import verify
 from ropelab.interop import over_kernel
 from ropelab.interop.broadcast import formula
 from ropelab.interop.huggingface import apply_rotary_pos_emb, patch
@@ -17,7 +14,7 @@ from ropelab.interop.huggingface.calls import CALLS
 from ropelab.interop.over_kernel import ForeignRotation
 from ropelab.kernels.launch import Launch
 from tests.conftest import HAS_GPU
-from tests.support import not_interpreted, older
+from tests.support import older
 
 OLDER = older("transformers")
 of_today = pytest.mark.skipif(bool(OLDER), reason=OLDER)
@@ -107,34 +104,7 @@ def test_the_cache_of_keys_and_positions_as_models_have_them(launches):
     assert launches
 
 
-def test_float16_models_keep_their_dtype():
-    model, _ = build("llama", torch.float16)
-    with torch.no_grad():
-        before = model(torch.arange(1, 8, device=DEVICE)[None]).logits
-        with patch(model):
-            after = model(torch.arange(1, 8, device=DEVICE)[None]).logits
-    assert before.dtype == after.dtype == torch.float16
-    torch.testing.assert_close(before, after, rtol=1e-2, atol=1e-2)
-
-
 # ------------------------------------------------------------------------------------------- doing and undoing
-
-
-def test_undo_puts_the_original_back():
-    module = pytest.importorskip("transformers.models.llama.modeling_llama")
-    original = module.apply_rotary_pos_emb
-    model, _ = build("llama")
-    first, second = patch(model), patch(model)
-    assert module.apply_rotary_pos_emb is not original
-    rotation = "transformers.models.llama.modeling_llama.apply_rotary_pos_emb"
-    assert first.functions == ["LlamaAttention.forward", rotation]
-    assert second.functions == []  # patched already
-    second.undo()
-    assert module.apply_rotary_pos_emb is not original
-    first.undo()
-    assert module.apply_rotary_pos_emb is original
-    first.undo()
-    assert module.apply_rotary_pos_emb is original
 
 
 def test_undo_leaves_what_others_put_there():
@@ -172,16 +142,6 @@ def test_what_the_original_refuses_is_refused():
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         torch.testing.assert_close(one, other)
-
-
-def test_q_and_k_of_two_dtypes():
-    q, k = torch.randn(2, 4, 5, 8, device=DEVICE), torch.randn(2, 1, 5, 8, device=DEVICE)
-    cos, sin = torch.randn(2, 2, 5, 8, device=DEVICE)
-    found = apply_rotary_pos_emb(q, k.half(), cos.half(), sin.half())
-    assert [x.dtype for x in found] == [torch.float32, torch.float16]
-    expected = apply_rotary_pos_emb(q, k, cos.half(), sin.half())
-    torch.testing.assert_close(found[0], expected[0])
-    torch.testing.assert_close(found[1].float(), expected[1], rtol=4e-3, atol=4e-3)
 
 
 def test_a_patch_is_found_whatever_the_defaults():
@@ -396,33 +356,6 @@ def test_a_call_that_one_launch_cannot_serve_is_normalized_too(torch_backend):
 
 # -------------------------------------------------------------------------------------------- the function
 
-test_laws = not_interpreted(pytest_laws(apply_rotary_pos_emb, "huggingface", device=DEVICE))
-
-
-def interleaved(q, k, cos, sin, unsqueeze_dim=1):
-    return apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim, layout="interleaved")
-
-
-@pytest.mark.parametrize(
-    "function, options",
-    [
-        (apply_rotary_pos_emb, {"seq_format": "bshd"}),
-        (apply_rotary_pos_emb, {"rotary_dim": 8, "k_heads": 1}),
-        (interleaved, {"layout": "interleaved"}),
-        (interleaved, {"layout": "interleaved", "seq_format": "bshd", "rotary_dim": 4}),
-    ],
-)
-def test_laws_in_other_configurations(function, options, torch_backend):
-    report = verify(function, "huggingface", skip=("large_positions",), **options)
-    assert report.passed, text(report)
-
-
-@pytest.mark.parametrize("width", [16, 8])
-def test_strides_are_those_of_the_formula(width):
-    q, (cos, sin) = torch.randn(2, 5, 3, 16).transpose(1, 2), (torch.randn(2, 5, width) for _ in range(2))
-    found, _ = apply_rotary_pos_emb(q, q, cos, sin)
-    assert found.stride() == formula(q, cos[:, None], sin[:, None]).stride()
-
 
 def test_one_launch_for_queries_and_keys(launches):
     q, k = torch.randn(2, 4, 5, 8, device=DEVICE), torch.randn(2, 1, 5, 8, device=DEVICE)
@@ -433,35 +366,6 @@ def test_one_launch_for_queries_and_keys(launches):
     # Keys of another length have no row of their own.
     with pytest.raises(ValueError, match=r"cos: expected a shape that broadcasts against k \(2, 1, 3, 8\), got shape"):
         apply_rotary_pos_emb(q, k[:, :, :3], cos, sin)
-
-
-@pytest.mark.parametrize("columns", [7, 10])
-def test_errors_name_the_argument(columns):
-    q, table = torch.zeros(1, 2, 3, 8), torch.zeros(1, 3, columns)
-    with pytest.raises(
-        ValueError,
-        match=rf"cos: expected an even number of columns up to the 8 features of q, got shape \(1, 1, 3, {columns}\)",
-    ):
-        apply_rotary_pos_emb(q, q, table, table)
-    with pytest.raises(ValueError, match="layout: expected one of"):
-        apply_rotary_pos_emb(q, q, table[..., :6], table[..., :6], layout="neox")
-
-
-def test_gradients_of_the_model_function():
-    """Every model function that is known has the gradient of the original, with random cotangents."""
-    for name in ("llama", "cohere", "glm"):
-        module = pytest.importorskip(f"transformers.models.{name}.modeling_{name}")
-        layer = type("Layer", (torch.nn.Module,), {"__module__": module.__name__})()
-        inputs = [torch.randn(2, 3, 5, 8, device=DEVICE, requires_grad=True) for _ in range(2)]
-        cos, sin = torch.randn(2, 2, 5, 8, device=DEVICE)
-        cotangents = [torch.randn_like(x) for x in inputs]
-        expected = torch.autograd.grad(module.apply_rotary_pos_emb(*inputs, cos, sin), inputs, cotangents)
-        with patch(layer):
-            found = torch.autograd.grad(
-                importlib.import_module(module.__name__).apply_rotary_pos_emb(*inputs, cos, sin), inputs, cotangents
-            )
-        for one, other in zip(expected, found, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_a_decorated_forward_is_patched_with_its_decorator(monkeypatch):

@@ -1,15 +1,13 @@
 """Models of Transformers whose projections and rotation become one call, on the path of one kernel."""
 
-import types
 import warnings
 
 import pytest
 import torch
 
 from ropelab import qkv_rope
-from ropelab.call import operation, projection
+from ropelab.call import projection
 from ropelab.interop.huggingface import patch, projections
-from ropelab.kernels import projection_torch, projection_triton
 
 transformers = pytest.importorskip("transformers")
 SIZES = {
@@ -80,34 +78,6 @@ def assert_as_near(found, own, right):
         for made in (found[1], own[1])
     ]
     assert errors[0].norm() <= 1.5 * errors[1].norm()
-
-
-@pytest.mark.parametrize("positions", [None, torch.arange(7) + torch.tensor([[3], [0]])], ids=["counted", "given"])
-def test_one_kernel_serves_a_batch(monkeypatch, torch_backend, positions):
-    """Sequences that share the rows of the tables, and sequences with positions of their own."""
-    served = []
-
-    def project(tensors, *arguments):
-        served.append(tensors.qkv.shape[:2].numel())
-        return projection_torch.project(tensors, *arguments)
-
-    for module in projection, projections:
-        monkeypatch.setattr(module, "fastest", lambda work, device: "product")
-    monkeypatch.setattr(projections, "uses_triton", lambda x: True)
-    monkeypatch.setattr(projection_triton, "_DTYPES", (torch.bfloat16,))
-    monkeypatch.setattr(projection_triton, "_multiprocessors", lambda device: 132)
-    kernels = types.SimpleNamespace(serves=projection_triton.serves, project=project)
-    right_kernels = operation.backend
-    monkeypatch.setattr(
-        operation, "backend", lambda name, x: kernels if name == "projection" else right_kernels(name, x)
-    )
-    model, exact = build(head_dim=64), build(head_dim=64, dtype=torch.float64)
-    exact.load_state_dict(model.state_dict())
-    right, own = (step(m, position_ids=positions) for m in (exact, model))
-    with patch(model, projection=True):
-        found = step(model, position_ids=positions)
-    assert served == [TOKENS.numel()] * 2
-    assert_as_near(found, own, right)
 
 
 def test_a_small_product_keeps_the_layers_own_projections(torch_backend):

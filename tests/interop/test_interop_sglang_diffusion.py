@@ -73,28 +73,6 @@ def test_the_tables_may_be_narrower_than_the_heads():
     assert_rotated(query, q, cos, sin, layout="interleaved", rotary_slice=(0, D - 4))
 
 
-@pytest.mark.parametrize(
-    "change, match",
-    [
-        ({"q": torch.zeros(6, 4, D)}, r"q: expected shape \[batch, seq_len"),
-        ({"k": None}, "k: expected a torch.Tensor, got None"),
-        ({"head_size": 16}, "head_size: expected q's last axis 8, got 16"),
-        ({"cos_sin_cache": torch.zeros(2, D)}, "cos_sin_cache: expected a row for each of 3 tokens, got 2"),
-        ({"cos_sin_cache": torch.zeros(3, 5, dtype=torch.complex64)}, r"cos_sin_cache: expected .*got \(3, 5\)"),
-        ({"cos_sin_cache": torch.zeros(3, 7)}, r"cos_sin_cache: expected .*even R up to head_size = 8, got \(3, 7\)"),
-        ({"cos_sin_cache": torch.zeros(3, 4, dtype=torch.int64)}, "cos_sin_cache: expected one of"),
-        ({"positions": torch.arange(5)}, "positions: expected a row for each of 6 tokens, got 5"),
-        ({"positions": torch.arange(6.0)}, "positions: expected one of int32, int64"),
-        ({"positions": torch.arange(6)}, "positions: expected"),
-        ({"is_neox": 1}, "is_neox: expected"),
-    ],
-)
-def test_errors_name_the_argument(change, match):
-    arguments = {"q": heads(), "k": heads(), "cos_sin_cache": torch.zeros(3, 4, dtype=torch.complex64)} | change
-    with pytest.raises((TypeError, ValueError), match=match):
-        apply_rope_qk_inplace(**arguments)
-
-
 # ------------------------------------------------------------------------------------------ the tables that are kept
 
 
@@ -163,18 +141,13 @@ def test_the_number_of_entries_is_bounded():
     assert len(kept) == 0
 
 
-@pytest.mark.parametrize("most", [-1, "3", 2.0, None, True])
-def test_a_wrong_number_of_entries_is_refused_by_name(most):
-    with pytest.raises((TypeError, ValueError), match="^most: expected an integer"):
-        SplitTables(most)
-
-
-@pytest.mark.parametrize("freqs", [[1j], None, torch.ones(4, 2), torch.ones(4, dtype=torch.int64)])
-def test_frequencies_that_are_not_complex_are_refused_by_name(freqs):
-    kept = SplitTables()
-    with pytest.raises(TypeError, match="^freqs: expected "):
-        kept.split(freqs)
-    assert len(kept) == 0
+def test_what_can_be_no_table_is_refused_by_name():
+    for most in (-1, "3", 2.0, None, True):
+        with pytest.raises((TypeError, ValueError), match="^most: expected"):
+            SplitTables(most)
+    for freqs in ([1j], None, torch.ones(4, 2), torch.ones(4, dtype=torch.int64)):
+        with pytest.raises(TypeError, match="^freqs: expected"):
+            SplitTables().split(freqs)
 
 
 def test_tensors_whose_writes_are_not_counted_are_not_kept():

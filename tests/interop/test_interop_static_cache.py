@@ -190,13 +190,6 @@ def test_other_caches_take_two_steps(calls, torch_backend, monkeypatch, change):
     assert sum("two steps" in str(each.message) for each in said) == (change == "offloaded")
 
 
-def test_a_cache_of_another_dtype_is_named():
-    cache = transformers.StaticCache(config=build().config, max_cache_len=8)
-    cache.early_initialization(2, 2, 8, torch.float64, torch.device("cpu"))
-    assert not caches._unfit(cache, 0, torch.float64)
-    assert "has torch.float64, and its tables have torch.float32" in caches._unfit(cache, 0, torch.float32)
-
-
 def test_layers_that_use_q_or_k_before_the_update_keep_two_steps(calls, torch_backend, monkeypatch):
     model = build()
     attention = type(model.model.layers[0].self_attn)

@@ -5,11 +5,10 @@ import torch
 
 from ropelab import PackedSequences, reference
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.conformance import pytest_laws
 from ropelab.interop.transformer_engine import apply_fused_qkv_rotary_pos_emb, apply_rotary_pos_emb, thd_grid
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.pairing import LAYOUTS, join
-from tests.support import assert_rotated, not_interpreted
+from tests.support import assert_rotated
 
 H, D, D2 = 3, 16, 12
 CU = [0, 8, 8, 12, 28, 28]
@@ -36,10 +35,6 @@ def check(function, t, freqs, **where):
     y, dt, g = with_gradient(function, t)
     assert_rotated(y, t, **tables(freqs), **where)
     assert_rotated(dt, g, **tables(freqs), inverse=True, **where)
-
-
-test_laws = not_interpreted(pytest_laws(apply_rotary_pos_emb, "transformer_engine", dtype=torch.float32))
-test_laws_interleaved = not_interpreted(pytest_laws(apply_rotary_pos_emb, "transformer_engine", layout="interleaved"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -84,16 +79,6 @@ def test_packed(device, layout, cp_size, cp_rank, starts):
     check(function, t, freqs, layout=layout, seq_format="thd", positions=positions)
     y, dt, _ = with_gradient(function, t)
     assert not y[total:].any() and not dt[total:].any()
-
-
-def test_shards_reassemble(device):
-    cu = torch.tensor(CU, dtype=torch.int32, device=device)
-    t, freqs = torch.randn(CU[-1], H, D).to(device), angles(16, "split_half").to(device)
-    whole = apply_rotary_pos_emb(t, freqs, "thd", cu_seqlens=cu)
-    for rank in range(2):
-        rows = PackedSequences(cu, CU[-1] // 2, cp_size=2, cp_rank=rank).token_indices()
-        part = apply_rotary_pos_emb(t[rows], freqs, "thd", cu_seqlens=cu, cp_size=2, cp_rank=rank)
-        assert torch.equal(part, whole[rows])
 
 
 def test_no_sequence_and_no_token(device):
@@ -168,20 +153,6 @@ def test_packed_qkv_without_tokens_or_groups(device, sizes, shared):
     assert torch.autograd.grad(sum(x.sum() for x in found), qkv)[0].shape == qkv.shape
 
 
-def test_packed_qkv_is_one_launch(monkeypatch):
-    from ropelab.interop import transformer_engine
-
-    calls = []
-    monkeypatch.setattr(
-        transformer_engine, "apply_rope", lambda *xs, **options: calls.append(len(xs)) or (xs if len(xs) > 1 else xs[0])
-    )
-    freqs = angles(4, "split_half")
-    for k_freqs, expected in ((freqs, [2]), (freqs.clone(), [1, 1])):
-        calls.clear()
-        apply_fused_qkv_rotary_pos_emb(torch.randn(4, 1, 2, 4 * D), freqs, k_freqs, [2 * D, D, D])
-        assert calls == expected
-
-
 @pytest.mark.parametrize("tensor_format", ["sbhd", "bshd", "thd"])
 def test_results_are_contiguous(device, tensor_format):
     """This holds for every order of the axes in memory, with the values that a contiguous tensor gives."""
@@ -237,68 +208,6 @@ def test_dense_formats_take_no_notice_of_cu_seqlens():
         found = apply_fused_qkv_rotary_pos_emb(qkv, freqs, freqs, widths, tensor_format, None, False, cu, 2, 1)
         expected = apply_fused_qkv_rotary_pos_emb(qkv, freqs, freqs, widths, tensor_format, cp_size=2, cp_rank=1)
         assert all(map(torch.equal, found, expected))
-
-
-GOOD = {"t": torch.zeros(4, 2, H, D), "freqs": angles(8, "split_half")}
-PACKED = {"t": torch.zeros(28, H, D), "freqs": angles(16, "split_half"), "tensor_format": "thd",
-          "cu_seqlens": torch.tensor(CU, dtype=torch.int32)}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "arguments, error, message",
-    [
-        (
-            GOOD | {"freqs": angles(8, "split_half").int()},
-            TypeError,
-            "freqs: expected floating-point angles, got torch.i",
-        ),
-        (GOOD | {"freqs": angles(8, "split_half")[:, 0]}, ValueError, r"freqs: expected shape \[s2, 1, 1, d2\]"),
-        (GOOD | {"freqs": torch.zeros(8, 1, 1, 5)}, ValueError, "freqs: expected shape .* d2 even, got"),
-        (
-            GOOD | {"freqs": angles(8, "split_half", 32)},
-            ValueError,
-            "freqs: expected d2 of at most the head size",
-        ),
-        (
-            GOOD | {"freqs": angles(3, "split_half")},
-            ValueError,
-            r"freqs: expected at least s \* cp_size = 4 rows, got 3",
-        ),
-        (GOOD | {"cp_size": 4}, ValueError, r"freqs: expected at least s \* cp_size = 16 rows, got 8"),
-        (GOOD | {"cp_size": 2, "cp_rank": 2}, ValueError, "cp_rank: expected a rank below cp_size = 2, got 2"),
-        (GOOD | {"tensor_format": "bhsd"}, ValueError, "tensor_format: expected one of .*, got 'bhsd'"),
-        (GOOD | {"tensor_format": "thd"}, ValueError, "t: expected shape thd of rank 3"),
-        (PACKED | {"cu_seqlens": None}, ValueError, "cu_seqlens: expected a tensor for tensor_format 'thd', got None"),
-        (
-            PACKED | {"cp_size": 4, "t": torch.zeros(7, H, D)},
-            ValueError,
-            "cu_seqlens: expected lengths divisible",
-        ),
-        (
-            PACKED | {"start_positions": torch.zeros(2, dtype=torch.int32)},
-            ValueError,
-            r"start_positions: .*\(5,\), got",
-        ),
-        (GOOD | {"start_positions": torch.zeros(4, dtype=torch.int32)}, ValueError, r"start_positions: .*\(2,\), got"),
-        (
-            PACKED | {"freqs": angles(15, "split_half")},
-            ValueError,
-            r"freqs: expected \|positions\| below the 15 rows of freqs",
-        ),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        apply_rotary_pos_emb(**arguments)
-
-
-@pytest.mark.parametrize("widths", [[D, D], [D + 1, D, D - 1], [D, D, D], [D, 0, 3 * D]])
-def test_wrong_widths_are_named(widths):
-    freqs = angles(4, "split_half")
-    with pytest.raises(ValueError, match="qkv_split_arg_list: expected three widths whose sum is 64"):
-        apply_fused_qkv_rotary_pos_emb(torch.zeros(4, 1, 2, 4 * D), freqs, freqs, widths)
-    with pytest.raises(ValueError, match="tensor_format: expected one of .*'bshd'.*, got 'thd'"):
-        apply_fused_qkv_rotary_pos_emb(torch.zeros(4, 2, 4 * D), freqs, freqs, [2 * D, D, D], "thd")
 
 
 @pytest.mark.parametrize("cp_size", [1, 2])

@@ -114,45 +114,11 @@ def test_without_a_pair_nothing_rotates(device, kind):
         torch.testing.assert_close(call[f"{name}_out"].unflatten(-1, (-1, 16)).double(), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e5m2, torch.float8_e4m3fnuz])
-def test_a_cache_of_another_8_bit_kind_is_refused(dtype):
-    call, latent = norm_call(kind="fp8"), latent_call(kind="fp8")
-    for name in ("k_cache", "v_cache"):
-        with pytest.raises(TypeError, match=f"{name}: expected uint8 or float8_e4m3fn"):
-            fused_qknorm_rope_cache(**call | {name: call[name].view(dtype)})
-    with pytest.raises(TypeError, match="kv_cache: expected uint8 or float8_e4m3fn"):
-        concat_and_cache_mla_rope_fused(**latent | {"kv_cache": latent["kv_cache"].view(dtype)})
-    with pytest.raises(TypeError, match="k_cache: expected float32 for kv_cache_dtype = 'auto'"):
-        fused_qknorm_rope_cache(**call | {"kv_cache_dtype": "auto"})
-
-
 def test_positions_may_be_longer_than_the_tokens(device):
     call, other = norm_call(), norm_call()
     fused_qknorm_rope_cache(**call)
     fused_qknorm_rope_cache(**other | {"positions": torch.nn.functional.pad(call["positions"], (0, 3), value=99)})
     assert_equal(other["q_out"], call["q_out"])
-
-
-@pytest.mark.parametrize(
-    "change, match",
-    [
-        ({"qkv": torch.zeros(6, 100)}, r"qkv: expected 128 columns for 4 \+ 2 \* 2 heads of 16 features, got 100"),
-        ({"rotary_pairs": 3}, r"cos: expected shape \[positions, 3\], got \(64, 4\)"),
-        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype: expected one of"),
-        (
-            {"kv_cache_dtype": "fp8"},
-            "k_cache: expected uint8 or float8_e4m3fn for kv_cache_dtype = 'fp8', got float32",
-        ),
-        ({"k_cache": torch.zeros(6, 4, 2, 8)}, r"k_cache: expected shape \[blocks, block_size, 2, 16\], got"),
-        ({"positions": torch.zeros(5).long()}, "positions: expected a position for each of 6 tokens, got 5"),
-        ({"q_out": torch.zeros(6, 63)}, "q_out: expected a multiple of head_dim = 16 columns, got 63"),
-        ({"q_out": None}, "q_out: expected a torch.Tensor, got None"),
-        ({"slot_mapping": torch.full((6,), 24)}, "slot_mapping: expected slots below the 24 slots of k_cache, got 24"),
-    ],
-)
-def test_errors_name_the_arguments_of_vllm(change, match):
-    with pytest.raises((TypeError, ValueError), match=match):
-        fused_qknorm_rope_cache(**norm_call() | change)
 
 
 # ---------------------------------------------------------------------------------------------- the real operators

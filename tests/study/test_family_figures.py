@@ -300,18 +300,6 @@ def test_smallest_fractions_keep_the_order_and_what_is_not_offered(tables):
     assert not any(name.startswith(PREFIX) for name in smallest)
 
 
-def test_readme_gets_the_table_where_it_has_a_place_for_it(directory, tmp_path, monkeypatch):
-    table = summary.family(directory)
-    monkeypatch.setattr(summary, "tables", lambda: {"speed": "new speed\n", "family": table})
-    readme = tmp_path / "README.md"
-    readme.write_text("a\n<!-- speed -->\nold\n<!-- end -->\nb\n")
-    summary.update([readme])
-    assert readme.read_text() == "a\n<!-- speed -->\nnew speed\n<!-- end -->\nb\n"
-    readme.write_text(readme.read_text() + "<!-- family -->\n<!-- end -->\nc\n")
-    summary.update([readme])
-    assert readme.read_text().endswith(f"<!-- end -->\nb\n<!-- family -->\n{table}<!-- end -->\nc\n")
-
-
 def test_the_readme_table_says_what_is_missing(tmp_path, directory):
     Made().write(tmp_path, ["dense", "packed"])
     lacking = [summary.family(where).rstrip().rpartition("\n")[2] for where in (tmp_path, directory)]
