@@ -32,9 +32,8 @@ def tagged(notebook, tag):
     return [cell for cell in notebook.cells if tag in cell.metadata.get("tags", [])]
 
 
-def test_there_are_three_exercises_with_folded_answers(notebook):
+def test_every_exercise_has_a_folded_answer_that_asserts(notebook):
     exercises, answers = tagged(notebook, "exercise"), tagged(notebook, "answer")
-    assert [cell.source[:7] for cell in exercises] == [f"**{n}.** " for n in (1, 2, 3)]
     cells = notebook.cells
     assert [cells[cells.index(one) + 1].id for one in exercises] == [one.id for one in answers]
     for answer in answers:
@@ -56,13 +55,6 @@ def test_every_way_to_run_a_chapter_interprets_kernels_where_there_is_no_gpu(not
     assert first.source.startswith(INTERPRETED), first.id
     assert first.metadata.get("jupyter") == {"source_hidden": True}
     assert "TRITON_INTERPRET" not in kernel_environment()
-
-
-def test_chapters_of_the_book_cite_papers(notebook, request):
-    documents = {path.stem for path in (ROOT / "data" / "claims").glob("*.toml")}
-    text = "\n".join(cell.source for cell in notebook.cells)
-    path = request.node.callspec.params["notebook"]
-    assert path.stem[3:] in documents | {"tour"} or "9_references.md#" in text
 
 
 def luminance(rgb):

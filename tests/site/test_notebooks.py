@@ -153,30 +153,6 @@ def test_a_cell_runs_again_after_those_below_it(notebook):
         read |= dict.fromkeys(names - bound, cell.id)
 
 
-def test_headings_tell_what_the_sections_say(notebook):
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    assert sum(line.startswith("## ") for line in text.splitlines()) >= 2
-    assert any("finding(" in cell.source for cell in code_cells(notebook)), "nothing for the report's first page"
-
-
-def test_the_first_cell_is_a_title(notebook):
-    assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
-
-
-def test_a_cell_invites_to_change_something(notebook):
-    """The cell names, in code marks, what to change: names and values that the notebook's code has."""
-    invitations = [cell.source for cell in notebook.cells if "try" in cell.metadata.get("tags", [])]
-    assert len(invitations) == 1 and "**Change something.**" in invitations[0]
-    named = re.findall(r"`([^`]+)`", invitations[0])
-    code = "\n".join(cell.source for cell in code_cells(notebook))
-    assert named and named[0] in code
-
-
-def test_each_parameter_is_explained(notebook):
-    source = next(cell.source for cell in code_cells(notebook) if "parameters" in cell.metadata.get("tags", []))
-    assert all(re.search(r"  # \w", line) for line in source.splitlines())
-
-
 def test_records_are_linked_from_the_figures_drawn_from_them(notebook):
     """`registry.show` links to the records of a figure; a figure that a notebook draws from a record needs its own."""
     for cell in code_cells(notebook):
@@ -223,13 +199,6 @@ def test_links_to_chapters_lead_to_notebooks():
 def test_every_citation_has_its_entry_and_every_entry_is_cited():
     cited = {key for path in NOTEBOOKS for key in re.findall(r"9_references\.md#([\w-]+)", path.read_text())}
     assert cited - {"code"} == set(bibliography.papers())  # a section of the page lists code
-
-
-def test_code_is_folded_unless_it_is_to_be_read():
-    cell = nbformat.v4.new_code_cell("x = 1")
-    assert chapters._code(cell).startswith("<details><summary>code, 1 line")
-    cell.metadata["tags"] = ["shown"]
-    assert "<details" not in chapters._code(cell) and "highlight" in chapters._code(cell)
 
 
 def test_the_library_does_the_work(notebook):

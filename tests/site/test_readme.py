@@ -27,6 +27,7 @@ from ropelab.study.topics.performance import shortfalls, speed_figure
 from ropelab.study.topics.precision import findings as precision_findings
 from ropelab.study.topics.precision.methods import METHODS
 from tests.environments import ROOT, run
+from tests.study.sentences import states
 from tests.support import replaced_since_the_commit
 
 TEXT = "\n".join(file.read_text() for file in summary.texts())
@@ -111,10 +112,8 @@ def test_the_gains_of_whole_models_are_those_of_the_record():
     (qwen,) = (name for name in times.index.unique("model") if name.startswith("Qwen3"))
     eager = gains.loc[(qwen, "eager", "training step")]
     compiled = gains.xs("compiled", level="mode")[["ropelab", "ropelab with norms"]].max(axis=None)
-    said = " ".join((summary.GUIDE / "3_drop_ins.md").read_text().split())
-    assert f"fused norms take {eager['ropelab with norms']:.1f}% off an eager training step" in said
-    assert f"the rotation alone takes {eager['ropelab']:.1f}%" in said
-    assert f"compiled steps of Qwen3 and Llama gain {compiled:.1f}% at most" in said
+    said, gained = (summary.GUIDE / "3_drop_ins.md").read_text(), (*eager[["ropelab with norms", "ropelab"]], compiled)
+    assert not [f"{gain:.1f}%" for gain in gained if f"{gain:.1f}%" not in said]
 
 
 def test_the_figure_is_that_of_the_record():
@@ -139,20 +138,6 @@ def test_the_figure_shows_every_contender_at_its_fraction():
         ends = [speed_figure.LEFT + f * (speed_figure.RIGHT - speed_figure.LEFT) for f in (ours.min(), ours.max())]
         assert [min(drawn), max(drawn)] == pytest.approx(ends, abs=0.5)
         assert path.name in summary.README.read_text()
-
-
-def test_no_stamp_excuses_another_number():
-    def tables(day, verdict):
-        return {
-            "speed": f"Measured on a GPU (record of {day}).\n\n| 1x1 | 0.96 |\n",
-            "claims": f"| AA-01 | {verdict} |\n",
-        }
-
-    computed = tables("2026-02-02", "holds")
-    assert outdated(computed, computed, replaced=False) == []
-    assert outdated(tables("2026-02-02", "does not hold"), computed, replaced=True) == ["claims"]
-    assert outdated(tables("2026-02-01", "does not hold"), computed, replaced=False) == ["speed", "claims"]
-    assert outdated(tables("2026-02-01", "does not hold"), computed, replaced=True) == []
 
 
 @pytest.mark.parametrize(
@@ -204,14 +189,13 @@ def test_shortfalls_follow_the_records():
     slow.loc[slow.contender == "compile", "median_us"] *= 3
     slow.loc[slow.contender == "compile", "fraction_of_copy"] /= 3
     then = shortfalls.sentences(frames | {"deepspeed_table": slow})
-    assert then[:-1] == now[:-1] and " as fast within 1% in " in now[-1] and " % slower" in then[-1]
-    assert "is out of reach" in now[-1] and "is within reach in 12 cases" in then[-1]
+    assert then[:-1] == now[:-1] and then[-1] != now[-1] and states(then[-1], 12)
 
     fast = frames["sglang_protocols"].copy()
     fast.loc[fast.contender == "ropelab, positions", "median_us"] /= 2
     then = shortfalls.sentences(frames | {"sglang_protocols": fast})
     changed = [sentence for sentence, before in zip(then, now, strict=True) if sentence != before]
-    assert len(changed) == 1 and "FlashInfer" in changed[0] and " % slower" in changed[0]
+    assert len(changed) == 1 and "FlashInfer" in changed[0]
 
 
 def test_the_table_of_precision_is_derived():

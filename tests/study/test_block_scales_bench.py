@@ -1,15 +1,10 @@
 """The study of block scales: its check accepts our functions and rejects the faults of such operators."""
 
-import sys
-from unittest import mock
-
 import pytest
 import torch
 
 import ropelab
-from ropelab.bench import packages
 from ropelab.bench.block_scales import BLOCK_SIZE, Indexer, Input, Output
-from ropelab.bench.peers import vllm_triton
 from ropelab.kernels.block_scales_torch import rows_of_cache
 
 CASES = [Output(5, 64), Output(5, 64, packed=True), Indexer(5), Input(70, 64)]
@@ -73,27 +68,3 @@ def test_a_wrong_cache_is_wrong(torch_backend, part):
     else:
         data.copy_(data.roll(1, 1))
     assert case.check(call, (q,)).startswith("wrong")
-
-
-def test_a_machine_without_vllm_says_so(torch_backend):
-    missing = mock.patch.object(packages, "locate", side_effect=packages.NotInstalled("vllm not installed"))
-    vllm_triton.operators.cache_clear()
-    with missing, pytest.raises(packages.NotInstalled, match="vllm not installed"):
-        Output(1, 64).vllm()
-
-
-def test_a_launcher_fills_the_parameters_of_a_kernel():
-    """Arguments by name, without ``_ptr``, or as the method says; the rest are options."""
-    found = {}
-
-    class Kernel(vllm_triton._JitKernel["key"]):
-        kernel = mock.MagicMock(arg_names=["x_ptr", "tokens", "WIDTH"])
-
-        @vllm_triton._launcher
-        def __call__(self, x, *, tokens):
-            return (tokens, 2), {"WIDTH": 8, "num_warps": 1}
-
-    Kernel.kernel.__getitem__ = lambda self, grid: lambda **given: found.update(given, grid=grid)
-    Kernel()("address", tokens=3)
-    assert found == {"x_ptr": "address", "tokens": 3, "WIDTH": 8, "num_warps": 1, "grid": (3, 2)}
-    assert "vllm.platforms" not in sys.modules

@@ -27,10 +27,3 @@ def test_tiles_are_tried_and_the_chosen_one_is_marked(monkeypatch, case):
     assert {"operation", "layout", "block_rows", "num_warps", "pairs_per_access", "passes", "fraction_of_copy"} <= set(
         frame
     )
-
-
-def test_candidates_have_different_sizes():
-    for layout in ("split_half", "interleaved"):
-        for pairs in (32, 64, 128):
-            found = cache_tile_sweep.candidate_tiles(pairs, layout)
-            assert len(set(found)) == len(found) and all(tile.block_rows >= 1 for tile in found)

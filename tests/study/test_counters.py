@@ -16,6 +16,7 @@ from ropelab.bench.studies import STUDIES
 from ropelab.bench.worst_calls import LARGE_BYTES, OURS
 from ropelab.kernels import INTERPRETED
 from ropelab.study.topics.performance import model_heads
+from tests.study.sentences import numbers
 
 GPU = "nvidia-h100-80gb-hbm3"
 RANGE_COLUMN = "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
@@ -140,20 +141,15 @@ PLAIN = {
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, found",
     [
-        ({}, ""),
-        ({"large": False, "bytes_us": 0.5}, "launch time: the bytes take 0.5 of 10 µs; "),
-        ({"large": False, "bytes_us": 5}, ""),
-        ({"dram_over_bytes": 1.25, "sectors_over_bytes": 1.1}, "memory moves 1.25 times the bytes; "),
-        ({"sectors_over_bytes": 2}, "the L2 cache moves 2.00 times the bytes; "),
-        ({"waves": 0.25}, "the only wave is 25% full; "),
-        ({"waves": 2.4}, "the last wave is 40% full; "),
-        ({"waves": 9.5}, ""),
-        ({"warps_fit": 24, "fits_by": "registers"}, "registers limit a multiprocessor to 24 of 64 warps; "),
-        ({"dram_percent": 91, "issue_percent": 80}, "memory at 91 % of the peak; issue slots at 80 % of the peak; "),
-        ({"tensor_percent": 85}, "tensor cores at 85 % of the peak; "),
+        ({}, []), ({"large": False, "bytes_us": 0.5}, [0.5, 10]), ({"large": False, "bytes_us": 5}, []),
+        ({"dram_over_bytes": 1.25, "sectors_over_bytes": 1.1}, [1.25]), ({"sectors_over_bytes": 2}, [2, 2.00]),
+        ({"waves": 0.25}, [25]), ({"waves": 2.4}, [40]), ({"waves": 9.5}, []),
+        ({"warps_fit": 24, "fits_by": "registers"}, [24, 64]),
+        ({"dram_percent": 91, "issue_percent": 80}, [91, 80]), ({"tensor_percent": 85}, [85]),
     ],
-)
-def test_causes(change, said):
-    assert counters.cause(pd.Series(PLAIN | change)) == f"{said}90% of the waiting warps wait for memory"
+)  # fmt: skip
+def test_causes(change, found):
+    """Each cause with its numbers, and what most warps wait for."""
+    assert numbers(counters.cause(pd.Series(PLAIN | change))) == [*found, 90]

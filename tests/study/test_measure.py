@@ -438,7 +438,14 @@ def test_a_study_that_raises_does_not_keep_the_others_from_being_recorded(tmp_pa
     def senseless(*, smoke):
         return pd.DataFrame({"median_us": [-1.0]})
 
-    found = {"broken": broken, "absent": absent, "too": absent, "imports": imports, "good": good, "senseless": senseless}
+    found = {
+        "broken": broken,
+        "absent": absent,
+        "too": absent,
+        "imports": imports,
+        "good": good,
+        "senseless": senseless,
+    }
     known = {name: Study(table, gpu_gib=0) for name, table in found.items()}
     monkeypatch.setattr(registered, "all_studies", lambda: known)
     measured = measure.measure(tmp_path, smoke=True, build=tmp_path)

@@ -22,7 +22,6 @@ from ropelab.bench import (
     peers,
     qk_norm,
     studies,
-    tile_sweep,
     timing,
     varlen_models,
 )
@@ -30,11 +29,9 @@ from ropelab.bench.compare import compare
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.peers import liger
 from ropelab.bench.workloads import (
-    DENSE_CELLS,
     DIRECTIONS,
     FEW_TOKENS_CELLS,
     FORMATS,
-    MOST_SETS,
     Cell,
     Workload,
 )
@@ -92,11 +89,6 @@ def test_workloads_that_cannot_be(change, message):
         replace(SMALL, **change)
 
 
-def test_sets_of_buffers_are_limited():
-    assert replace(SMALL, batch=1, seq_len=1).cold_count(1 << 30) == MOST_SETS
-    assert SMALL.cold_count(0) == 2
-
-
 def test_packings_hold_all_tokens():
     found = {shape.name: shape.lengths for shape in packed.packings()}
     assert {name: len(lengths) for name, lengths in found.items()} == {
@@ -106,26 +98,6 @@ def test_packings_hold_all_tokens():
         assert sum(lengths) == 65536 and min(lengths) > 0
         assert max(lengths) - min(lengths) <= 1 or name.startswith("one of")
     assert found["one of 34,336 and 2,400 of 13"][:2] == (34336, 13)
-
-
-def test_packings_have_the_names_that_the_findings_look_for():
-    names = [shape.name for shape in packed.packings()]
-    assert {family_findings.ONE, family_findings.MANY, family_findings.SKEWED} <= set(names)
-
-
-def test_tiles_that_are_tried():
-    cells = {cell.workload.name: cell.workload for cell in DENSE_CELLS}
-    for order, turns in (("heads", {"heads"}), ("tokens", {"tokens", "heads"}), ("batches", set(tile_sweep._ORDERS))):
-        for shape in (*cells.values(), replace(SMALL, q_heads=1, k_heads=0, rotary_dim=128, head_dim=128)):
-            tiles = tile_sweep.candidate_tiles(shape, order)
-            assert len(set(tiles)) == len(tiles) and {tile.innermost for tile in tiles} == turns
-            for tile in tiles:
-                pairs = tile.block_tokens * tile.block_heads * tile_sweep.next_power_of_2(shape.rotary_dim // 2)
-                full = pairs == 32 * tile.num_warps * tile.pairs_per_access
-                a_warp = tile.num_warps == 1 and shape.batch * shape.seq_len <= 8
-                assert (full or a_warp) and tile.num_warps <= 8
-    few = {tile.block_heads for tile in tile_sweep.candidate_tiles(cells["1x4096 32/8 128"], "tokens")}
-    assert few == {1, 2, 4, 8}
 
 
 # ------------------------------------------------------------------------------------------------------ models
@@ -185,20 +157,6 @@ def test_the_check_looks_at_the_positions_of_packed_tokens():
     (peer,) = (peer for peer in packed.contenders() if peer.name == "ropelab")
     mutant = replace(peer, bind=lambda workload, cos, sin: peer.bind(shifted, cos, sin))
     assert small_checks([mutant], PACKED, "forward")["ropelab"].startswith("wrong: result has relative error")
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_views_of_qkv_are_checked_as_views(direction):
-    strides = []
-
-    def bind(workload, cos, sin):
-        rotate = next(peer for peer in peers.PEERS if peer.name == "ropelab").bind(workload, cos, sin)
-        return lambda q, k: (strides.append((q.stride(), k.stride())), rotate(q, k))[1]
-
-    shape = replace(SMALL, storage="qkv")
-    assert small_checks([peers.Peer("spy", bind, "")], shape, direction) == {"spy": "ok"}
-    (b,) = shape.buffers(device="cpu")
-    assert strides == [(b.q.stride(), b.k.stride())]
 
 
 def test_in_place_rotates_views_of_qkv():

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from ropelab.bench import compile_peers, fetch_peers, packages
 from ropelab.bench.fetch_peers import Commit, Package
 from ropelab.study.__main__ import app
+from tests.study.sentences import states
 
 needs_pip = pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="needs pip")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -142,7 +143,7 @@ def test_a_package_is_unpacked_whole_and_found(index, peers, capsys, monkeypatch
     assert (peers / "peer-whole-1.0" / "peer_whole" / "rope.py").read_text() == "X = 1\n"
     assert "peer_whole-1.0.dist-info/METADATA" in contents(peers / "peer-whole-1.0")
     assert [path.name for path in peers.iterdir()] == ["peer-whole-1.0"]
-    assert capsys.readouterr().out == "peers: to fetch: 1 package of 1 KB\npeers: [1/1] peer-whole 1.0 is there\n"
+    assert "peer-whole 1.0" in capsys.readouterr().out
 
 
 @needs_pip
@@ -168,7 +169,7 @@ def test_a_source_distribution_is_built_with_its_environment(index, peers, tmp_p
     assert (tmp_path / "built").read_text() == "kernels left out"
 
 
-def test_files_of_a_commit(repository, peers, capsys):
+def test_files_of_a_commit(repository, peers):
     commit, asked = repository
     fetch_peers.fetch([commit], peers)
     for path, expected in commit.sha256.items():
@@ -176,7 +177,6 @@ def test_files_of_a_commit(repository, peers, capsys):
     (peers / commit.folder / "kernels" / "util.h").unlink()
     fetch_peers.fetch([commit], peers)
     assert asked == [f"/owner/repo/{COMMIT}/kernels/{name}" for name in ("rope.cu", "util.h", "util.h")]
-    assert "2 files of public repositories" in capsys.readouterr().out
 
 
 def test_what_is_there_starts_nothing(peers, monkeypatch, capsys):
@@ -213,12 +213,8 @@ def test_large_libraries_are_for_gpus_or_on_request(gpu, large, fetched, peers, 
     library = Package("peer-large", "1.0", "peer_large-1.0-py3-none-any.whl", 279_471_780, WRONG, ("a.py",), True, True)
     fetch_peers.fetch([library], peers, large=large)
     said = capsys.readouterr().out
-    assert tried == [library] * fetched
-    if fetched:
-        assert said.startswith("peers: to fetch: 1 package of 279 MB (peer-large 1.0 279 MB)\npeers: [1/1] peer-large")
-    else:
-        assert "peers: not fetched: 1 package of 279 MB (peer-large 1.0 279 MB), for an NVIDIA GPU" in said
-        assert "python -m ropelab.study peers --large" in said
+    assert tried == [library] * fetched and "peer-large 1.0" in said and states(said, 279)
+    assert ("python -m ropelab.study peers --large" in said) != fetched
 
 
 def test_shared_libraries_for_other_machines_are_left_out(peers, monkeypatch, capsys):
@@ -232,7 +228,7 @@ def test_shared_libraries_for_other_machines_are_left_out(peers, monkeypatch, ca
     monkeypatch.setattr(fetch_peers.platform, "machine", lambda: "aarch64")
     assert not library.runs_here and replace(library, files=("a.py",)).runs_here
     fetch_peers.fetch([library], peers, large=True)
-    assert "for other machines than aarch64" in capsys.readouterr().out
+    assert "aarch64" in capsys.readouterr().out
 
 
 def test_a_gpu_is_seen_without_torch(tmp_path, monkeypatch):
@@ -259,9 +255,8 @@ def test_a_wrong_checksum_is_refused_by_name(index, peers, repository, tmp_path,
     wrong = [*(replace(package, sha256=WRONG) for package in right), replace(commit, files={"rope.cu": WRONG})]
     fetch_peers.fetch(wrong, peers)
     said = capsys.readouterr().out
-    for package in right:
-        assert f"peers: {package}: expected sha256 {WRONG}, got {package.sha256}\n" in said
-    assert f"peers: {commit}: {path}: expected sha256 {WRONG}, got {commit.sha256[path]}\n" in said
+    told = {f"{package}": package.sha256 for package in right} | {f"{commit}: {path}": commit.sha256[path]}
+    assert all(f"{name}: expected sha256 {WRONG}, got {sum}\n" in said for name, sum in told.items())
     assert contents(peers) == set() and not (tmp_path / "built").exists()  # nothing was built either
 
 
@@ -284,9 +279,8 @@ def test_without_a_network_there_is_one_line_and_no_second_try(index, peers, mon
     ]
     entries += [Commit("owner/repo", COMMIT, "a", {"b": WRONG}), Commit("owner/repo", COMMIT, "a", {"c": WRONG})]
     fetch_peers.fetch(entries, peers)
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "peers: no network, so these stay missing, and the study goes on: first, second, owner/repo"
-    ]
+    (line,) = capsys.readouterr().out.splitlines()[1:]
+    assert "no network" in line and "first, second, owner/repo" in line
     assert len(started) == 1 and contents(peers) == set()
 
 
@@ -310,7 +304,7 @@ def test_what_the_index_lacks_does_not_stop_the_others(index, peers, capsys):
     there = wheel(index, "peer-there", "1.0", {"a.py": ""})
     fetch_peers.fetch([replace(there, name="peer-absent", download="peer_absent-1.0-py3-none-any.whl"), there], peers)
     said = capsys.readouterr().out
-    assert "peers: peer-absent 1.0: No matching distribution found for peer-absent==1.0" in said
+    assert "peer-absent 1.0: " in said
     assert [path.name for path in peers.iterdir()] == ["peer-there-1.0"]
 
 
@@ -325,7 +319,7 @@ def test_a_file_that_the_repository_lacks(repository, peers, capsys):
 def test_a_wheel_without_the_file(index, peers, capsys):
     library = replace(wheel(index, "peer-library", "1.0", {"a.py": ""}, only_files=True), files=("b.py",))
     fetch_peers.fetch([library], peers)
-    assert "expected b.py in peer_library-1.0-py3-none-any.whl, got a wheel without" in capsys.readouterr().out
+    assert "expected b.py in peer_library-1.0-py3-none-any.whl" in capsys.readouterr().out
     assert contents(peers) == set()
 
 
@@ -334,7 +328,7 @@ def test_without_pip_the_line_says_so_and_files_still_come(repository, peers, mo
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find(name))
     fetch_peers.fetch([Package("a", "1.0", "a-1.0-py3-none-any.whl", 10, WRONG, ("a.py",)), commit], peers)
-    assert "peers: a 1.0: this Python has no pip" in capsys.readouterr().out
+    assert "no pip" in capsys.readouterr().out
     assert not commit.missing(peers)
 
 
@@ -381,10 +375,6 @@ def test_two_runs_at_a_time_fetch_once(repository, peers, monkeypatch):
 # ---------------------------------------------------------------------------------------------------- the list itself
 
 LIST = fetch_peers.read_list()
-
-
-def test_the_list_and_the_loader_mean_the_same_folder():
-    assert fetch_peers.PEERS == packages.PEERS
 
 
 def test_every_entry_is_pinned():
@@ -483,10 +473,3 @@ def test_a_changed_file_of_a_commit_does_not_run(tmp_path, monkeypatch):
     file.write_bytes(b"2")
     with pytest.raises(packages.NotInstalled, match="a/rope.py was changed: expected sha256 .*study peers"):
         packages.file_at("owner/repo", COMMIT, "a/rope.py", tmp_path)
-
-
-def test_the_checksum_follows_the_file(tmp_path):
-    file = tmp_path / "library.so"
-    for content in (b"one", b"another"):
-        file.write_bytes(content)
-        assert packages.sha256(file) == sha256(content)

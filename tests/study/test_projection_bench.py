@@ -58,13 +58,6 @@ def _small(made, tokens, inputs, q_heads, k_heads, **options):
     return made(tokens.bit_length(), inputs // 64, q_heads // 4, k_heads // 4, head_dim=16, **options)
 
 
-def test_torch_compile_computes_the_same(torch_backend):
-    tensors = Tensors(Projection(20, **SMALL), "cpu")
-    functions, _ = projection._compiled(tensors)
-    eager = functions["compiled product and rotation"]._torchdynamo_orig_callable
-    assert tensors.check(eager) == "ok"
-
-
 def test_the_law_is_the_quotient_of_both_times():
     """For many tokens: (e F / (K B)) (Hq + Hk) / (Hq + 2 Hk), which does not depend on the tokens."""
     for tokens in (2**16, 2**20):

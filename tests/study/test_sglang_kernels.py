@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from ropelab.bench import packages
-from ropelab.bench.unavailable import Unavailable
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.study.documents.sglang import calls, evidence, kernel_contenders, kernels, measure, operators
+from ropelab.study.documents.sglang import calls, evidence, kernel_contenders, kernels, operators
 from tests.conftest import HAS_GPU
 
 _DTYPES = {number: dtype for dtype, number in kernels._DTYPES.items()}
@@ -118,30 +117,6 @@ def test_a_library_that_was_changed_is_not_loaded(changed, monkeypatch, tmp_path
         kernels.operator("first")
 
 
-def test_the_states_are_published():
-    for state in kernels.STATES.values():
-        assert len(state.commit) == 40 and state.published.startswith(kernels.REPOSITORY)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("blocks", [1, 2, 4])
-def test_views_give_a_token_more_blocks(library, monkeypatch, blocks, layout):
-    cell = measure._cell(1, 3, 8, 4, 16, layout)
-    buffers = cell.buffers(device="cpu")[0]
-    seen = []
-
-    def document(cos, sin, query, *rest):
-        seen.append(tuple(query.shape[:2]))
-        return original(cos, sin, query, *rest)
-
-    original = operators.document
-    monkeypatch.setattr(operators, "document", document)
-    peer = kernel_contenders.kernel_tile_variant(blocks)
-    ready, status = measure._ready(cell, [peer], buffers)
-    assert peer.name in ready, status
-    assert set(seen) == {(3 * blocks, 8 // blocks)}
-
-
 # ------------------------------------------------------------------------------------------------------ the calls
 
 
@@ -169,14 +144,6 @@ def test_a_write_past_the_heads_is_seen():
     table = calls.outcomes({"beyond": beyond, "nothing": nothing}, "cpu")
     assert set(table[table.operator == "beyond"].outcome) == {calls.OUT_OF_BOUNDS}
     assert set(table[table.operator == "nothing"].outcome) == {"wrong"}
-
-
-def test_without_a_library_nothing_is_called(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    kernels._library.cache_clear()
-    for study in (calls.operator_calls, calls.operator_test, calls.synchronize):
-        with pytest.raises(Unavailable):
-            study(smoke=True)
 
 
 def test_what_synchronize_raises_is_read_from_each_process(monkeypatch):

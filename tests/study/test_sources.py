@@ -18,16 +18,3 @@ def test_every_fact_says_where_it_was_read(document):
         if entry["read_in"] == "the file":
             assert re.fullmatch("[0-9a-f]{40}", entry["commit"]), "a file is one of a commit"
             assert sources.where(entry) == f"{entry['commit'][:7]}, the file"
-
-
-def test_cases_are_all_combinations():
-    test = {"parameters": {"a": [1, 2], "b": ["x", "y", "z"]}}
-    found = list(sources.cases(test))
-    assert len(found) == 6 and {"a": 2, "b": "z"} in found
-    assert list(sources.cases({"parameters": {}})) == [{}], "a test without parameters is one case"
-
-
-def test_a_kind_or_a_document_without_facts():
-    assert sources.facts("test", "nobody") == []
-    with pytest.raises(KeyError):
-        sources.facts("nothing", "deepspeed")

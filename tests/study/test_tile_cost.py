@@ -87,10 +87,3 @@ def test_every_candidate_of_every_cell_has_finite_terms():
         for tile in () if cell.table_free else candidates(work):
             found = tile_cost.terms(work, tile)
             assert all(0 <= getattr(found, field.name) < 1e4 for field in fields(found)), (cell, tile, found)
-
-
-def test_a_known_call_is_looked_up():
-    tile_cost.choose(WORK)
-    before = tile_cost.choose.cache_info().hits
-    tile_cost.choose(replace(WORK))
-    assert tile_cost.choose.cache_info().hits == before + 1
