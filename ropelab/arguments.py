@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ropelab.foreign import did_you_mean
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 POSITION_DTYPES = (torch.int32, torch.int64)
 FLOAT32 = torch.finfo(torch.float32)
@@ -94,7 +96,7 @@ def choice(name: str, value: Any, allowed: Collection[str]) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name}: expected one of {tuple(allowed)}, got {shown(value)}")
     if value not in allowed:
-        raise ValueError(f"{name}: expected one of {tuple(allowed)}, got {value!r}")
+        raise ValueError(f"{name}: expected one of {tuple(allowed)}, got {value!r}{did_you_mean(value, allowed)}")
     return value
 
 

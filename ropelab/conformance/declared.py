@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ropelab.arguments import flag, integers, shown
+from ropelab.arguments import choice, flag, integers
 from ropelab.command.vocabulary import CHOICES, FAMILIES, MOST_TOKENS
 from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS, CacheSubject
 from ropelab.conformance.case import Sizes
@@ -22,7 +22,6 @@ from ropelab.conformance.laws import LAWS
 from ropelab.conformance.numpy_arrays import of_numpy, without_gradients
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.surroundings import Surroundings
-from ropelab.foreign import did_you_mean
 from ropelab.layout.pairing import LAYOUTS
 
 DTYPES = {name: getattr(torch, name) for name in CHOICES["dtype"]}
@@ -139,14 +138,14 @@ def declare(
         ValueError: an argument is out of its range or not one of its choices, or no law is left.
     """
     every: dict[str, Any] = {**CONVENTIONS, **CACHE_CONVENTIONS}
-    kind = every[_one_of("convention", convention, every)]
+    kind = every[choice("convention", convention, every)]
     chosen = select(laws, skip, laws_of(convention))
-    layout = _one_of("layout", kind.layouts[0] if layout is None else layout, LAYOUTS)
-    out_layout = _one_of("out_layout", out_layout or getattr(kind, "out_layout", None) or layout, LAYOUTS)
-    seq_format = _one_of("seq_format", seq_format or kind.seq_formats[0], kind.seq_formats)
-    narrow = kind.narrow if maths is None else _one_of("maths", maths, CHOICES["maths"]) == "narrow"
+    layout = choice("layout", kind.layouts[0] if layout is None else layout, LAYOUTS)
+    out_layout = choice("out_layout", out_layout or getattr(kind, "out_layout", None) or layout, LAYOUTS)
+    seq_format = choice("seq_format", seq_format or kind.seq_formats[0], kind.seq_formats)
+    narrow = kind.narrow if maths is None else choice("maths", maths, CHOICES["maths"]) == "narrow"
     if convention in CACHE_CONVENTIONS:
-        _one_of("layout", layout, kind.layouts)
+        choice("layout", layout, kind.layouts)
         if out_layout != layout:
             raise ValueError(
                 f"out_layout: expected {layout} for {convention}, which cannot express it, got {out_layout!r}"
@@ -176,14 +175,14 @@ def declare(
     device = str(place)
     in_place = bool(kind.in_place or inplace)
     claims = {"layout": layout, "out_layout": out_layout, "seq_format": seq_format,
-              "reversed": _one_of("sign", sign, CHOICES["sign"]) == "reversed", "in_place": in_place, "narrow": narrow,
+              "reversed": choice("sign", sign, CHOICES["sign"]) == "reversed", "in_place": in_place, "narrow": narrow,
               "once": once_differentiable, "base": base, "device": device, "dtype": dtype}  # fmt: skip
     about = {"convention": convention, "layout": layout, "out_layout": out_layout, "seq_format": seq_format,
              "sign": sign, "maths": "narrow" if narrow else "wide", "inplace": in_place,
              "rotary_dim": sizes.rotary_dim, "head_dim": head_dim, "device": device, "dtype": dtype}  # fmt: skip
     if convention in CACHE_CONVENTIONS:
         claims, about = claims | variants, about | variants
-    kept = {} if columns is None else {"columns": _one_of("columns", columns, kind.columns)}
+    kept = {} if columns is None else {"columns": choice("columns", columns, kind.columns)}
     return Declaration(
         convention, chosen, sizes, about, claims, kept, maths is not None, _arrays(arrays, kind.in_place)
     )
@@ -226,7 +225,7 @@ def select(
     def meant(names: Iterable[str]) -> set[str]:
         found: set[str] = set()
         for name in names:
-            found |= known.keys() & FAMILIES[name].split() if name in FAMILIES else {_one_of("law", name, known)}
+            found |= known.keys() & FAMILIES[name].split() if name in FAMILIES else {choice("law", name, known)}
         return found
 
     named, skipped = None if laws is None else meant(laws), meant(skip)
@@ -267,7 +266,7 @@ def _sizes(q_heads: int, k_heads: int, head_dim: int, rotary_dim: int | None, pa
 
 
 def _arrays(arrays: str, in_place: bool | None) -> str:
-    if _one_of("arrays", arrays, CHOICES["arrays"]) == "jax":
+    if choice("arrays", arrays, CHOICES["arrays"]) == "jax":
         if in_place:
             raise ValueError(
                 "arrays: expected torch for a convention in place, because arrays of JAX are immutable, got jax"
@@ -283,14 +282,6 @@ def _check_base(base: float) -> None:
     # A base below 1 gives frequencies above 1 rad per token. Rounding may then erase an angle, and any result passes.
     if not (math.isfinite(base) and base >= 1):
         raise ValueError(f"base: expected a finite number of at least 1, got {base}")
-
-
-def _one_of(name: str, value: str, choices: Iterable[str]) -> str:
-    if not isinstance(value, str):  # an array of one word equals it
-        raise TypeError(f"{name}: expected one of {tuple(choices)}, got {shown(value)}")
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {tuple(choices)}, got {value!r}{did_you_mean(value, choices)}")
-    return value
 
 
 def _line(reason: Exception) -> str:

@@ -3,16 +3,18 @@
 import pytest
 import torch
 
-from ropelab.conformance import CACHE_CONVENTIONS, CONVENTIONS
+from ropelab import RotaryEmbedding, apply_rope
+from ropelab.command.vocabulary import CHOICES
+from ropelab.conformance import CACHE_CONVENTIONS, CONVENTIONS, declare
 from ropelab.conformance.meant import conventions_of
 from ropelab.foreign import FOREIGN, did_you_mean
-from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.faults import CONTROLS, FAULTS
 from ropelab.study.faults.correct_operators import CORRECT
 from ropelab.study.faults.operators import CACHE_FAULTS
 from tests.laws.test_right_functions import RIGHT, Rotary
 from tests.laws.wrong_functions import WRONG
 
+Q = torch.ones(1, 2, 1, 16)
 KNOWN = CONVENTIONS | CACHE_CONVENTIONS
 FUNCTIONS = [
     *((function, convention) for function, convention, _ in (RIGHT | WRONG).values()),
@@ -47,7 +49,19 @@ def test_functions_that_fit_no_convention():
     assert conventions_of(Rotary, KNOWN)[0] == ["module"]
 
 
-@pytest.mark.parametrize("word, meant", FOREIGN.items())
+@pytest.mark.parametrize("word, meant", [(word, one) for word, meant in FOREIGN.items() for one in meant.split()])
 def test_a_foreign_word_means_a_choice(word, meant):
-    choices = (*KNOWN, *LAYOUTS, "bfloat16", "float16", "float32", "float64", "standard", "reversed")
+    options = (KNOWN, *(values for option, values in CHOICES.items() if option != "out_layout"))
+    choices = next(choices for choices in options if meant in choices)
     assert did_you_mean(word, choices) == f"; did you mean {meant!r}?"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda: apply_rope(Q, cos=Q[0, :, 0, :8], sin=Q[0, :, 0, :8], layout="neox"),
+     lambda: RotaryEmbedding(16, layout="gpt-neox"),
+     lambda: declare("plain", layout="rotate_half")],
+)  # fmt: skip
+def test_the_library_knows_the_words_of_the_command(call):
+    with pytest.raises(ValueError, match="layout: expected one of .* did you mean 'split_half'"):
+        call()
