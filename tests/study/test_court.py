@@ -488,6 +488,20 @@ def test_a_verdict_is_kept_where_the_code_is_not_at_hand():
     assert kept.instead(claim, elsewhere) is elsewhere and kept.instead(claim, found) is found
 
 
+def test_a_verdict_without_figures_gets_those_of_a_machine_with_the_code(tmp_path):
+    gpu, id_, figures = GPUS[0], "DS-02", "outcome equal: 3 of 11 cells"
+    rows = kept.read()
+    assert not rows[rows.id == id_].measured.any() and rows[rows.id == id_].remarks.all()
+    computed = rows[rows.gpu == gpu].drop(columns="gpu").assign(fetched=rows.commit != "")
+    computed.loc[computed.id == id_, ["measured", "remarks"]] = figures, ""
+    assert kept.changed({gpu: computed}) == []
+    kept.write({gpu: computed}, tmp_path / "verdicts.csv")
+    written = pd.read_csv(tmp_path / "verdicts.csv", keep_default_na=False).set_index("id")
+    assert written.measured[id_] == figures and written.commit["DS-03"] == rows.set_index("id").commit["DS-03"].iloc[0]
+    computed.loc[computed.id == id_, ["outcome", "words"]] = str(HOLDS)
+    assert len(kept.changed({gpu: computed})) == 2
+
+
 def test_without_the_code_no_verdict_is_another(monkeypatch):
     """The ledger of a machine without published code has the outcomes of a machine with it, and says so."""
     whole = ledgers()[GPUS[0]]

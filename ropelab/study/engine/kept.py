@@ -1,7 +1,8 @@
 """Keep all verdicts in ``data/verdicts.csv``, with their figures.
 
 The file has three tasks. A test computes every verdict again and compares it with the file, so that a change of
-evidence shows even where no outcome turns. README.md and the guide show the verdicts of the file, so that the texts are
+evidence shows even where no outcome turns; a row without figures has the reason among its remarks, and is compared by
+its outcome. README.md and the guide show the verdicts of the file, so that the texts are
 the same on every machine. And a machine without published code (``python -m ropelab.study peers`` fetches it) has the
 verdicts that rest on it: the ledger then takes them from the file, and says so.
 """
@@ -22,11 +23,10 @@ from ropelab.study.engine.verdict import Outcome, Verdict, fact
 VERDICTS = ROOT / "data" / "verdicts.csv"
 COLUMNS = ["gpu", "id", "outcome", "words", "basis", "measured", "needs", "beyond", "remarks", "commit"]
 """``commit`` is the commit at which a verdict on fetched code was computed."""
+COMPARED = COLUMNS[2:-1]
 ABOUT = ["id", "by", "document", "statement"]
 FETCHED = "python -m ropelab.study peers"
 """The words by which ``needs`` of a claim says that its code is fetched."""
-WITHOUT_FIGURES = "the outcome in the tables of README.md; its figures were not kept"
-"""The figures of a verdict of which only the outcome is known."""
 ELSEWHERE = "not computed here, because the code is not at hand"
 
 
@@ -40,7 +40,7 @@ def instead(claim: Claim, verdict: Verdict) -> Verdict:
         return verdict
     row = rows.iloc[0]
     why = f"{ELSEWHERE} ({FETCHED}): the verdict of commit {row.commit}"
-    return fact(row.words == Outcome.HOLDS).with_text(row.measured, why).with_basis(claim.basis)
+    return fact(row.words == Outcome.HOLDS).with_text(row.measured or row.remarks, why).with_basis(claim.basis)
 
 
 def write(ledgers: Mapping[str, pd.DataFrame], path: Path = VERDICTS) -> None:
@@ -49,8 +49,8 @@ def write(ledgers: Mapping[str, pd.DataFrame], path: Path = VERDICTS) -> None:
     for gpu in sorted(ledgers, key=lambda gpu: (gpu != REFERENCE, gpu)):  # whatever GPU is at hand
         for row in ledgers[gpu].assign(gpu=gpu).to_dict("records"):
             kept = before.get((gpu, row["id"]), {})
-            if kept and not _differing(row, kept):  # with the commit at which it was computed
-                rows.append(kept)
+            if kept and (ELSEWHERE in row["remarks"] or all(row[name] == kept[name] for name in COMPARED)):
+                rows.append(kept)  # with the commit at which it was computed
             else:
                 rows.append(row | {"commit": commit if row["fetched"] and ELSEWHERE not in row["remarks"] else ""})
     whole_file.write(path, pd.DataFrame(rows)[COLUMNS].to_csv(index=False))
@@ -71,21 +71,14 @@ def ledger(gpu: str) -> pd.DataFrame:
 
 def changed(ledgers: Mapping[str, pd.DataFrame]) -> list[str]:
     """A line for each figure of a verdict that was computed here and differs from the file."""
-    before = _by_claim()
-    return [
-        f"{row['id']} on {gpu}: {name} was {before.get((gpu, row['id']), {}).get(name)!r}, is {row[name]!r}"
-        for gpu, ledger in ledgers.items()
-        for row in ledger.to_dict("records")
-        for name in _differing(row, before.get((gpu, row["id"]), {}))
-    ]
-
-
-def _differing(row: Mapping[str, str], kept: Mapping[str, str]) -> list[str]:
-    """The columns of a verdict that differ from the kept verdict; none if the verdict is the kept one."""
-    if ELSEWHERE in row["remarks"]:
-        return []
-    compared = ["words"] if kept.get("measured") == WITHOUT_FIGURES else COLUMNS[2:-1]
-    return [name for name in compared if kept.get(name) != row[name]]
+    before, lines = _by_claim(), []
+    for gpu, ledger in ledgers.items():
+        for row in ledger[~ledger.remarks.str.contains(ELSEWHERE)].to_dict("records"):
+            kept = before.get((gpu, row["id"]), {})
+            compared = ["outcome", "words"] if kept.get("commit") and not kept["measured"] else COMPARED
+            differing = [name for name in compared if kept.get(name) != row[name]]
+            lines += [f"{row['id']} on {gpu}: {name} was {kept.get(name)!r}, is {row[name]!r}" for name in differing]
+    return lines
 
 
 def _by_claim() -> dict[tuple[str, str], dict[str, str]]:
