@@ -40,9 +40,8 @@ PUBLISHED = {"deepspeed_dispatch", "deepspeed_tests", "deepspeed_fallback", "dee
 KNOWN_PROBLEMS = [
     "nvidia-h200/decode_chain: commit 4044961f5 is not in the history",
     "nvidia-h200/formats: commit 4044961f5 is not in the history",
-    "nvidia-h200/tile_regret: was measured before its commit c2f770e5e",
 ]
-"""Records of commits that were rewritten, or made after the measurement; no verdict rests on them."""
+"""Records of commits that were rewritten; no verdict rests on them."""
 
 
 @cache
