@@ -180,9 +180,13 @@ def read_list(file: Path = LIST) -> list[Entry]:
     return [*packages, *commits, *sorted(libraries, key=lambda library: library.large)]
 
 
-def engines(file: Path = LIST) -> dict[str, list[str]]:
-    """Package -> the versions that studies of servers have run out of the environment."""
-    return tomllib.loads(file.read_text(encoding="utf-8"))["engines"]
+def versions(file: Path = LIST) -> dict[str, set[str]]:
+    """Package -> its entries, ``"name version"``, in the list; those that servers run come from the environment."""
+    engines = tomllib.loads(file.read_text(encoding="utf-8"))["engines"]
+    found = {name: {f"{name} {version}" for version in versions} for name, versions in engines.items()}
+    for entry in read_list(file):
+        found.setdefault(entry.name, set()).add(str(entry))
+    return found
 
 
 def has_gpu(devices: Path = Path("/dev")) -> bool:

@@ -13,7 +13,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -78,6 +78,12 @@ def used() -> dict[str, str]:
     that ``data/peers.toml`` does not have.
     """
     return {name: _digest(files) for name, files in sorted(_used.items())}
+
+
+def built(names: Iterable[str], peers: Path = PEERS) -> dict[str, dict[str, object]]:
+    """Each of these names that is a library which was compiled here -> compiler, options and hash of its wrapper."""
+    said = {name: peers / "compiled" / f"{name}.json" for name in names}
+    return {name: json.loads(about.read_bytes()) for name, about in said.items() if about.is_file()}
 
 
 def _digest(files: Mapping[str, Path]) -> str:

@@ -12,8 +12,8 @@ import pandas as pd
 TIMES = ("median_us", "q20_us", "q80_us")
 WRITTEN = ("study", "utc", "command", "commit", "torch", "triton", "csv_sha256")
 """The texts in the provenance of every run."""
-NAMED = ("gpu", "parameters", "peers", "not_run", "kernels", "protocol")
-"""The entries of a provenance that are objects."""
+FACTS = ("parameters", "peers", "not_run", "kernels", "protocol")
+"""The entries of every provenance that are objects, besides its GPU."""
 
 
 def sha256(path: Path) -> str:
@@ -28,7 +28,7 @@ def of_no_run(provenance: Any) -> str:
     for name in WRITTEN:
         if not (isinstance(provenance.get(name), str) and provenance[name]):
             return f"{name}: expected a text, got {provenance.get(name)!r:.80}"
-    for name in NAMED:
+    for name in ("gpu", *FACTS):
         if not isinstance(provenance.get(name), dict):
             return f"{name}: expected an object, got {provenance.get(name)!r:.80}"
     if not isinstance(provenance["gpu"].get("name"), str):

@@ -13,7 +13,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,42 +83,24 @@ class Record:
         return f"{p['gpu']['name']} · {p['utc'][:10]} · torch {_short(p['torch'])} · triton {_short(p['triton'])}"
 
 
-def write(
-    study: str,
-    frame: pd.DataFrame,
-    directory: Path = MEASUREMENTS,
-    *,
-    parameters: Mapping[str, Any] | None = None,
-    peers: Mapping[str, str] | None = None,
-    not_run: Mapping[str, str] | None = None,
-    kernels: Mapping[str, str] | None = None,
-    kernels_unknown: str = "",
-    protocol: Mapping[str, int] | None = None,
-) -> Record:
+def write(study: str, frame: pd.DataFrame, directory: Path = MEASUREMENTS, **facts: Any) -> Record:
     """Write a record of this machine, replacing an earlier one of the same study.
 
     Args:
-        parameters: the parameters of the study.
-        peers: the name and version of each package whose code the study ran -> the hash of its files
-            (`ropelab.bench.packages.located`).
-        not_run: the name of each contender that could not run -> the reason.
-        kernels: each function that a launch reached -> the hash of its code (`ropelab.bench.reached`).
-        kernels_unknown: why the record does not name the kernels that ran; "" if it does.
-        protocol: the numbers of the timer and of the study (`ropelab.bench.protocols`).
+        facts: what the record states besides the `environment`, as mappings, by default empty:
+            parameters: those of the study.
+            peers: the name and version of each package whose code the study ran -> the hash of its files
+            (`ropelab.bench.packages.used`).
+            built: each library among them that was compiled here -> its compiler, options and the hash of its wrapper.
+            not_run: the name of each contender that could not run -> the reason.
+            kernels: each function that a launch reached -> the hash of its code (`ropelab.bench.reached`).
+            kernels_unknown: if it names none, a text that says why.
+            protocol: the numbers of the timer and of the study (`ropelab.bench.staleness`).
 
     Raises:
         ValueError: a time in the table is impossible or missing (`ropelab.bench.record_checks.senseless_times`).
     """
-    provenance = {
-        "study": study,
-        **environment(),
-        "parameters": dict(parameters or {}),
-        "peers": dict(peers or {}),
-        "not_run": dict(not_run or {}),
-        "kernels": dict(kernels or {}),
-        **({"kernels_unknown": kernels_unknown} if kernels_unknown else {}),
-        "protocol": dict(protocol or {}),
-    }
+    provenance = {"study": study, **environment(), **dict.fromkeys(record_checks.FACTS, {}), **facts}
     csv, about = files(study, directory, provenance["gpu"]["name"])
     with whole_file.replacing(about) as new_about, whole_file.replacing(csv) as new_csv:
         frame.to_csv(new_csv, index=False, float_format="%.6g")
@@ -196,7 +178,7 @@ def of_each_gpu(study: str, where: Where = MEASUREMENTS) -> list[Record]:
     return [load(study, where, gpu=gpu) for gpu in having] or [load(study, where)]
 
 
-def selection(where: Where, gpu: str | None = None) -> Selection:
+def selection(where: Where, gpu: str = "") -> Selection:
     """``where`` as a selection; ``gpu``, if given, replaces the GPU of ``where``.
 
     Raises:
@@ -216,13 +198,14 @@ def gpus(directory: Path = MEASUREMENTS) -> list[str]:
     return sorted(found, key=lambda name: (name != REFERENCE, name))
 
 
-def of_one_gpu(directory: Path, gpu: str = "") -> Selection:
-    """The records of ``gpu``, or else of the first of `gpus`.
+def of_one_gpu(where: Where = MEASUREMENTS, gpu: str = "") -> Selection:
+    """The records of ``gpu``, or else of the GPU of ``where``, or else of the first of `gpus`.
 
     Raises:
         ValueError: ``gpu`` has no records there.
     """
-    return selection(directory, gpu or next(iter(gpus(directory)), None))
+    where = selection(where, gpu)
+    return where if where.gpu else Selection(where.directory, next(iter(gpus(where.directory)), None))
 
 
 def here() -> str | None:
@@ -299,29 +282,25 @@ def _gpu() -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {"name": "no GPU"}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    gpu = {
+    # The clocks and the temperature right after the measurement. The query changes no settings of the GPU.
+    names = (*_SMI_FIELDS, "throttle_reasons")
+    said = next(filter(None, (_smi(*_SMI_FIELDS, reasons) for reasons in _SMI_REASONS)), [UNKNOWN] * len(names))
+    return {
         "name": properties.name,
         "sm_count": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,
         "memory_bytes": properties.total_memory,
         "capability": f"{properties.major}.{properties.minor}",
+        **dict(zip(names, said, strict=True)),
     }
-    # The clocks and the temperature right after the measurement. The query changes no settings of the GPU.
-    values = _smi(*_SMI_FIELDS)
-    gpu |= dict(zip(_SMI_FIELDS, values, strict=True)) if values else {"driver_version": UNKNOWN, "clocks.sm": UNKNOWN}
-    reasons = next(filter(None, (_smi(field) for field in _SMI_REASONS)), [UNKNOWN])
-    return gpu | {"throttle_reasons": reasons[0]}
 
 
-def _smi(*fields: str) -> list[str] | None:
-    query = [
-        f"--query-gpu={','.join(fields)}",
-        "--format=csv,noheader",
-        f"--id={torch.cuda.current_device()}",
-    ]
-    answer = _run("nvidia-smi", *query)
-    values = [value.strip() for value in answer.splitlines()[0].split(",")] if answer else []
-    return values if len(values) == len(fields) else None
+def _smi(*fields: str) -> list[str]:
+    """What nvidia-smi says of these fields of the GPU at hand; nothing where it does not know one of them."""
+    gpu = f"--id={torch.cuda.current_device()}"
+    answer = _run("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", gpu) or ""
+    values = [value.strip() for value in answer.split(",")]
+    return values if len(values) == len(fields) else []
 
 
 def _run(*command: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -46,9 +45,9 @@ class Study:
         return round(self.gpu_gib * GIB)
 
     @property
-    def modules(self) -> set[str]:
-        """The names of the modules whose functions measure."""
-        return {_module(function) for function in (self.table, self.untimed) if function}
+    def functions(self) -> list[str]:
+        """The functions that measure, as ``"bench.dense.dense"``."""
+        return [f"{f.__module__.partition('.')[2]}.{f.__qualname__}" for f in (self.table, self.untimed) if f]
 
     def other_rows(self, table: pd.DataFrame) -> str:
         """Why this is no table of a whole run; "" if the contender with most rows has as many as are stated."""
@@ -60,9 +59,3 @@ class Study:
 
     def __call__(self, *, smoke: bool = False) -> pd.DataFrame | Iterator[pd.DataFrame]:
         return self.table(smoke=smoke) if self.untimed is None else self.table(self.untimed(smoke=smoke), smoke=smoke)
-
-
-def _module(function: Callable[..., Any]) -> str:
-    while isinstance(function, partial):
-        function = function.func
-    return function.__module__

@@ -210,7 +210,7 @@ def differing(what: str, notes: list[Note], roots: tuple[Path, Path]) -> list[No
 
 
 def main(commit: str) -> None:
-    from ropelab.bench import reached
+    from ropelab.bench import code_hash, reached
     from ropelab.bench.records import ROOT
     from ropelab.study.engine import measuring_code
 
@@ -220,7 +220,7 @@ def main(commit: str) -> None:
         then = Path(name)
         with tarfile.open(fileobj=io.BytesIO(git("archive", commit, "kernels", "ropelab", "tests"))) as archive:
             archive.extractall(then, filter="tar")
-        before = {kernel: reached.reached([kernel], then / "kernels") for kernel in kernels}
+        before = {kernel: reached.reached([kernel], code_hash.of_folder(then / "kernels")) for kernel in kernels}
         today = {kernel: reached.reached([kernel]) for kernel in kernels}
         changed = [kernel for kernel in kernels if before[kernel] != today[kernel]]
         notes = [note for note in notes if note["kernel"] in changed]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.bench import copies, fetch_peers, launches, packages, peers, protocols, reached, records, timing
+from ropelab.bench import copies, fetch_peers, launches, packages, peers, reached, records, staleness, timing
 from ropelab.bench.compare import compare, tidy
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.unavailable import Unavailable
@@ -392,7 +392,7 @@ def frame():
 def test_record_round_trip(tmp_path, frame):
     notes = {
         "parameters": {"rounds": 3}, "peers": {"liger-kernel 0.8.5": "3a1bb8c0"}, "not_run": {"liger": "not run"},
-        "kernels": reached.reached(["rotate_triton._rotate_kernel"]), "protocol": protocols.numbers("dense"),
+        "kernels": reached.reached(["rotate_triton._rotate_kernel"]), "protocol": staleness.numbers("dense"),
     }  # fmt: skip
     written = records.write("dense", frame, tmp_path, **notes)
     read = records.load("dense", tmp_path)

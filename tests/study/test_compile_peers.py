@@ -77,6 +77,8 @@ def test_a_library_gets_its_name_when_it_is_whole(peers, nvcc, capsys):
     for library in LIBRARIES:
         path = library.path(peers, "sm_90")
         assert json.loads(path.with_suffix(".json").read_text())["sha256"] == packages.sha256(path)
+        (said,) = packages.built([path.stem, "torchembed 0.3.0"], peers).values()
+        assert said.keys() >= {"sha256", "compiler", "options", "wrapper_sha256"}  # a record states them
         text = path.read_text()
         assert f'-DSOURCE="{peers / library.source}"' in text and "-arch=sm_90" in text
         assert text.count(f'#include "{compile_peers.WRAPPERS / library.stand_in}"') == len(library.headers)

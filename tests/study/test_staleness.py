@@ -1,59 +1,59 @@
 """A record is old when a kernel that it launched, a peer that it timed or its protocol changed, else not."""
 
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
-from ropelab.bench import fetch_peers, protocols, reached, records, staleness
+from ropelab.bench import code_hash, fetch_peers, reached, records, staleness
 from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.study.engine import measuring_code, registered
 from tests.compile import same_code
 
-KERNELS = records.ROOT / "kernels"
 ROTATE, NORM = "rotate_triton._rotate_kernel", "qk_norm_triton._qk_norm_rope_kernel"
 
 
-@pytest.fixture
-def kernels(tmp_path):
-    """A copy of the kernels."""
-    return shutil.copytree(KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+def edited(folder, *edits):
+    """The sources of a folder after edits, each (module, old text, new text)."""
+    read, sources = code_hash.of_folder(folder), {}
+    for module, old, new in edits:
+        text = sources.get(module, read(module)).decode()
+        assert old in text, (module, old)
+        sources[module] = text.replace(old, new, 1).encode()
+    return lambda module: sources.get(module, read(module))
 
 
-def edited(kernels, file, old, new):
-    text = (kernels / file).read_text()
-    assert old in text
-    (kernels / file).write_text(text.replace(old, new, 1))
+def kernels(*edits):
+    return edited(reached.KERNELS, *edits)
 
 
-def changed(kernel, kernels):
-    return reached.changed(reached.reached([kernel]), {}, kernels)
+def measuring(*edits):
+    return edited(records.ROOT / "ropelab", *edits)
 
 
 @pytest.mark.parametrize(
-    "file, old, new, expected",
+    "edit, expected",
     [
-        ("rotate_triton.py", "def _rotate_kernel(", "# A comment.\ndef _rotate_kernel(", []),
-        ("rotate_triton.py", "import triton\n", "import triton\n\n_MORE = 1\n", []),
-        ("qk_norm_triton.py", "eps", "epsilon", []),
-        ("rotate_triton.py", "def _rotate_kernel(", "def _rotate_kernel(more, ", [ROTATE]),
-        ("stages_triton.py", "def turn(", "def turn(more, ", ["stages_triton.turn"]),
-        ("stages_triton.py", "def turn(", "def turned(", ["stages_triton.turn"]),
+        (("rotate_triton", "def _rotate_kernel(", "# A comment.\ndef _rotate_kernel("), []),
+        (("rotate_triton", "import triton\n", "import triton\n\n_MORE = 1\n"), []),
+        (("qk_norm_triton", "eps", "epsilon"), []),
+        (("rotate_triton", "def _rotate_kernel(", "def _rotate_kernel(more, "), [ROTATE]),
+        (("stages_triton", "def turn(", "def turn(more, "), ["stages_triton.turn"]),
+        (("stages_triton", "def turn(", "def turned("), ["stages_triton.turn"]),
     ],
     ids=["a comment", "a constant beside it", "another kernel", "the kernel", "a function that it calls", "it is gone"],
 )
-def test_a_kernel_has_changed_where_its_own_code_has(file, old, new, expected, kernels):
-    edited(kernels, file, old, new)
-    assert changed(ROTATE, kernels) == expected
+def test_a_kernel_has_changed_where_its_own_code_has(edit, expected):
+    assert reached.changed(reached.reached([ROTATE]), {}, kernels(edit)) == expected
 
 
 def test_a_kernel_reaches_what_it_calls_and_the_constants_that_it_names():
     found = reached.reached([ROTATE, NORM])
     assert found == reached.reached([ROTATE]) | reached.reached([NORM])
     assert {ROTATE, NORM, "stages_triton.turn", "place_triton.TableRows"} <= found.keys()
+    assert {"angles_triton._C0", "angles_torch.COSINE"} <= found.keys()  # several constants of one statement
     assert "float8_triton._BEYOND" in reached.reached(["paged_cache_triton._paged_cache_kernel"])
     assert not any(name.startswith(("launch.", "tiles.")) for name in found)  # host code chooses, and is not launched
     assert reached.reached(["rotate_triton.nothing"]) == {"rotate_triton.nothing": ""}
@@ -81,7 +81,7 @@ def test_a_record_is_old_by_its_kernels_its_peers_and_its_protocol():
     (peer, *_) = [entry for entry in fetch_peers.read_list() if isinstance(entry, fetch_peers.Package)]
     about = {
         "study": "dense", "kernels": reached.reached([ROTATE]), "peers": {str(peer): "", "transformers 1.0": ""},
-        "protocol": protocols.numbers("dense"),
+        "protocol": staleness.numbers("dense"),
     }  # fmt: skip
     assert staleness.stale(about) == ()
     assert staleness.stale(about | {"kernels": {ROTATE: "0" * 16}}) == (f"kernels.{ROTATE}",)
@@ -92,7 +92,7 @@ def test_a_record_is_old_by_its_kernels_its_peers_and_its_protocol():
 
 def test_the_measuring_code_is_that_of_the_protocols():
     """Whoever changes the timer or a study decides whether the records stay what they are."""
-    known, today = protocols.read()["protocol"], measuring_code.hashes()
+    known, today = staleness.protocols()["protocol"], measuring_code.hashes()
     assert known.keys() == today.keys()
     other = [name for name, digest in today.items() if known[name]["code"] != digest]
     command = f"python -m {measuring_code.__name__} {' '.join(other)}"
@@ -108,17 +108,17 @@ def test_hashes_are_written_and_numbers_stay(tmp_path, monkeypatch):
         '# Head\n\n[protocol]\ntimer = { number = 3, code = "0" }\n\n[same_code]\n'
         '"a.b" = ["1", "2"]\n"e.f" = ["1", "2"]\n'
     )
-    monkeypatch.setattr(protocols, "LIST", file)
-    protocols.read.cache_clear()
+    monkeypatch.setattr(staleness, "PROTOCOLS", file)
+    staleness.protocols.cache_clear()
     measuring_code.write("timer", "dense")
     measuring_code.add_same_code({"a.b": ("2", "3"), "c.d": ("3", "4"), "e.f": ("3", "4")})
-    found, today = protocols.read(), measuring_code.hashes()
+    found, today = staleness.protocols(), measuring_code.hashes()
     assert found["protocol"]["timer"] == {"number": 3, "code": today["timer"]}
     assert found["protocol"]["dense"] == {"number": 1, "code": today["dense"]}
     assert found["same_code"] == {"a.b": ["1", "2", "3"], "c.d": ["3", "4"], "e.f": ["3", "4"]}
     assert file.read_text().startswith("# Head\n")
     monkeypatch.undo()
-    protocols.read.cache_clear()
+    staleness.protocols.cache_clear()
 
 
 def test_the_committed_records_know_their_code():
@@ -135,17 +135,75 @@ def test_the_committed_records_know_their_code():
         assert about["kernels"] or about.get("kernels_unknown") or of_others, path
 
 
-def test_an_added_peer_marks_no_record_and_an_edited_kernel_those_that_launched_it(kernels, monkeypatch):
-    every = {path: json.loads(path.read_text()) for path in records.MEASUREMENTS.glob("*/*.json")}
-    before = {path: staleness.stale(about) for path, about in every.items()}
+COMMITTED = {path: json.loads(path.read_text()) for path in records.MEASUREMENTS.glob("*/*.json")}
+
+
+def test_an_added_peer_marks_no_record(monkeypatch):
+    before = {path: staleness.stale(about) for path, about in COMMITTED.items()}
     peer = next(entry for entry in fetch_peers.read_list() if isinstance(entry, fetch_peers.Package))
     entries = [*fetch_peers.read_list(), replace(peer, name="another", version="1.0")]
-    monkeypatch.setattr(fetch_peers, "read_list", lambda: entries)
-    assert before == {path: staleness.stale(about) for path, about in every.items()}
+    monkeypatch.setattr(fetch_peers, "read_list", lambda file=None: entries)
+    assert before == {path: staleness.stale(about) for path, about in COMMITTED.items()}
+    added = ("bench.peers.__init__", "= (\n    Peer(", '= (\n    Peer("another", ours.bind, _FP32),\n    Peer(')
+    assert measuring_code.hashes(measuring(added)) == measuring_code.hashes()
 
-    edited(kernels, "qk_norm_triton.py", "def _qk_norm_rope_kernel(", "def _qk_norm_rope_kernel(more, ")
-    for path, about in every.items():
-        assert (NORM in reached.changed(about["kernels"], {}, kernels)) == (NORM in about["kernels"]), path
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("conformance.laws.algebra", "def ", "def added():\n    return 1\n\n\ndef "),
+        ("study.plots.panels", "def ", "def added():\n    return 1\n\n\ndef "),
+        ("study.plots.looks", '"quack in place": ("quack, in place"', '"quack in place": ("quack, on the spot"'),
+        ("bench.dense", '    """', '    """Other words. '),
+        ("bench.timing", '    """', '    """Other words. '),
+        ("bench.timing", "import", "# A comment.\nimport"),
+    ],
+    ids=["a law", "a plot", "a label", "a docstring", "a docstring of the timer", "a comment"],
+)
+def test_an_edit_of_what_does_not_measure_changes_no_hash(edit):
+    assert measuring_code.hashes(measuring(edit)) == measuring_code.hashes()
+
+
+@pytest.mark.parametrize(
+    "edit, marked",
+    [
+        (("bench.timing", "def cache_bytes(", "def cache_bytes(more=0, "), {"timer"}),
+        (("bench.dense", "def dense(", "def dense(more=0, "), {"dense"}),
+        (
+            ("bench.varlen_models", "def _rotate_token(", "def _rotate_token(more, "),
+            {"packed", "te_kernels", "te_layer"},
+        ),
+        (
+            ("bench.cache_operations", "class NormAndCache(", "class NormAndCache(object, "),
+            {"one_pass_cells", "one_pass_tiles", "paged_cache", "row_scales"},
+        ),
+    ],
+    ids=["the timer", "a study", "a kernel that several time", "an operation that several time"],
+)
+def test_an_edit_of_what_measures_changes_the_hash_of_those_that_reach_it(edit, marked):
+    before, after = measuring_code.hashes(), measuring_code.hashes(measuring(edit))
+    assert {name for name in before if before[name] != after[name]} == marked
+
+
+@pytest.mark.parametrize(
+    "edit, name",
+    [
+        (("rotate_triton", "def _rotate_kernel(", "# A comment.\ndef _rotate_kernel("), None),
+        (("qk_norm_triton", "def _qk_norm_rope_kernel(", "def _qk_norm_rope_kernel(more, "), NORM),
+        (("stages_triton", "def turn(", "def turn(more, "), "stages_triton.turn"),
+        (("angles_torch", "COSINE = ", "COSINE = 1 + "), "angles_torch.COSINE"),
+    ],
+    ids=["a comment", "a kernel", "a function that kernels call", "a constant"],
+)
+def test_an_edit_of_a_kernel_marks_the_records_that_launched_it(edit, name):
+    read, launched = kernels(edit), 0
+    for path, about in COMMITTED.items():
+        old = reached.changed(about["kernels"], {})
+        assert {*reached.changed(about["kernels"], {}, read)} - {*old} == {name} & about["kernels"].keys() - {*old}, (
+            path
+        )
+        launched += name in about["kernels"]
+    assert bool(launched) == bool(name)
 
 
 @pytest.mark.process

@@ -244,9 +244,7 @@ def ledger(
         if unknown:
             raise ValueError(f"only: expected ids of claims, got {unknown}")
         claims = [claim for claim in claims if claim.id in set(only)]
-    where = measurements.selection(records)
-    if where.gpu is None:
-        where = Selection(where.directory, next(iter(measurements.gpus(where.directory)), None))
+    where = measurements.of_one_gpu(records)
     lines = (line.partition(": ") for line in provenance.contradictions(where.directory))
     refused = {name.rpartition("/")[2]: why for name, _, why in lines if name.startswith(f"{where.gpu}/")}
     find = cache(partial(find_evidence, given=given, records=where, compute=compute, refused=refused))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropelab.bench import peers, protocols, reached, records
+from ropelab.bench import packages, peers, reached, records, staleness
 from ropelab.bench.study import GIB, Study
 from ropelab.study.engine import expected, registered, schedule, unfinished
 from ropelab.study.engine.outcome import JobResult
@@ -102,16 +102,18 @@ def measure(
 
 def record(study: Study, outcome: JobResult, directory: Path, *, smoke: bool, not_run: Mapping[str, str]) -> None:
     """Write the record of a study. A table that is no times names no code: it is the result of its run."""
+    code = {"kernels": reached.reached(outcome.kernels), "protocol": staleness.numbers(outcome.study)}
+    if study.kernels_unknown:
+        code["kernels_unknown"] = study.kernels_unknown
     records.write(
         outcome.study,
         outcome.found,
         directory,
         parameters={"smoke": smoke, **outcome.parameters},
         peers=outcome.peers,
+        built=packages.built(outcome.peers),
         not_run=not_run,
-        kernels=reached.reached(outcome.kernels) if study.timed else {},
-        kernels_unknown=study.kernels_unknown if study.timed else "",
-        protocol=protocols.numbers(outcome.study) if study.timed else {},
+        **(code if study.timed else {}),
     )
 
 

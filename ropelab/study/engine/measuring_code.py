@@ -1,39 +1,51 @@
 """Hash the code that measures, and write the hashes into ``data/protocols.toml`` beside the numbers.
 
 python -m ropelab.study.engine.measuring_code dense lengths     # for these studies, as their code is today
+
+The code of a study is each function, class and constant that its functions reach in ``bench`` and ``study``. What all
+studies share, which times calls, makes their inputs and holds their results to the formula, is the timer's. Published
+code has its own entry in a record, and how work is spread over processes is no part of a measurement.
 """
 
 import json
+import re
 import sys
 from collections.abc import Mapping
-from typing import Any
+from functools import cache, partial
 
-from ropelab.bench import protocols, whole_file
-from ropelab.bench.code_hash import DIGITS, code_hash
+from ropelab.bench import code_hash, staleness, whole_file
 from ropelab.bench.records import ROOT
 from ropelab.study.engine.registered import all_studies
 
-_TIMER = ("bench/timing.py", "bench/workloads.py", "bench/copies.py")
-"""The code that times every study, and makes its inputs."""
+_SOURCES = code_hash.of_folder(ROOT / "ropelab")
+SHARED = ("bench.timing.", "bench.workloads.", "bench.copies.", "bench.compare.")
+APART = (
+    "bench.peers", "bench.fetch_peers", "bench.packages", "bench.processes", "bench.workers", "bench.side_by_side",
+    "bench.in_parts", "bench.compiling", "bench.reached",
+)  # fmt: skip
 
 
-def hashes() -> dict[str, str]:
-    """``"timer"`` and each study of times -> the hash of its code of today."""
-    found = {protocols.TIMER: [ROOT / "ropelab" / name for name in _TIMER]}
-    for name, study in sorted(all_studies().items()):
-        if study.timed:
-            found[name] = [ROOT / f"{module.replace('.', '/')}.py" for module in study.modules]
-    return {name: code_hash(paths, ROOT)[:DIGITS] for name, paths in found.items()}
+def hashes(read: code_hash.Read = _SOURCES) -> dict[str, str]:
+    """``"timer"`` and each study of times -> the hash of its code, as ``read`` gives it."""
+
+    @cache
+    def measuring(module: str) -> bytes | None:
+        return read(module) if module.startswith(("bench.", "study.")) and not module.startswith(APART) else None
+
+    reached = partial(code_hash.reached, read=measuring, package="ropelab")
+    found = {name: reached(study.functions) for name, study in sorted(all_studies().items()) if study.timed}
+    timer = reached({name for each in found.values() for name in each if name.startswith(SHARED)})
+    own = {name: each.items() - timer.items() for name, each in found.items()}
+    return {name: code_hash.digest(sorted(code)) for name, code in ({staleness.TIMER: timer.items()} | own).items()}
 
 
 def write(*names: str) -> None:
     """Write the hashes of today's code for these studies, and the number 1 for a study that has none."""
-    known, today = dict(protocols.read()["protocol"]), hashes()
+    known, today = staleness.protocols()["protocol"], hashes()
     if unknown := set(names) - today.keys():
-        raise SystemExit(f"protocols: expected {protocols.TIMER} or studies, got {', '.join(sorted(unknown))}")
-    for name in names:
-        known[name] = {"number": known.get(name, {}).get("number", 1), "code": today[name]}
-    _written(known, protocols.same_code())
+        raise SystemExit(f"protocols: expected {staleness.TIMER} or studies, got {', '.join(sorted(unknown))}")
+    numbers = {name: known.get(name, {}).get("number", 1) for name in names}
+    _write("protocol", {name: f'{{ number = {number}, code = "{today[name]}" }}' for name, number in numbers.items()})
 
 
 def add_same_code(hashes: Mapping[str, tuple[str, str]]) -> None:
@@ -41,20 +53,21 @@ def add_same_code(hashes: Mapping[str, tuple[str, str]]) -> None:
 
     Where today's code had other machine code than the hashes that are listed, those go.
     """
-    same = {name: [*found] for name, found in protocols.same_code().items()}
+    lines = {}
     for name, (before, today) in hashes.items():
-        known = same.get(name, [])
-        same[name] = [*dict.fromkeys((*(known if before in known else [before]), today))]
-    _written(protocols.read()["protocol"], same)
+        known = staleness.protocols()["same_code"].get(name, [])
+        lines[f'"{name}"'] = json.dumps([*dict.fromkeys((*(known if before in known else [before]), today))])
+    _write("same_code", lines)
 
 
-def _written(known: Mapping[str, Any], same: Mapping[str, list[str]]) -> None:
-    head, mark, _ = protocols.LIST.read_text(encoding="utf-8").partition("[protocol]\n")
-    order = sorted(known, key=lambda name: (name != protocols.TIMER, name))
-    lines = [f'{name} = {{ number = {known[name]["number"]}, code = "{known[name]["code"]}" }}\n' for name in order]
-    equal = [f'"{name}" = {json.dumps(found)}\n' for name, found in sorted(same.items())]
-    whole_file.write(protocols.LIST, f"{head}{mark}{''.join(lines)}\n[same_code]\n{''.join(equal)}")
-    protocols.read.cache_clear()
+def _write(table: str, lines: Mapping[str, str]) -> None:
+    """Replace these lines of a table of the file, or add them at its head."""
+    text, head = staleness.PROTOCOLS.read_text(encoding="utf-8"), f"[{table}]\n"
+    for name, value in lines.items():
+        text, known = re.subn(f"(?m)^{re.escape(name)} = .*$", f"{name} = {value}", text)
+        text = text if known else text.replace(head, f"{head}{name} = {value}\n")
+    whole_file.write(staleness.PROTOCOLS, text)
+    staleness.protocols.cache_clear()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ropelab.bench import record_checks, records, whole_file
-from ropelab.bench.code_hash import code_hash
 
 LIBRARY = records.ROOT / "ropelab"
 
@@ -61,8 +60,9 @@ def resume(build: Path, results: Mapping[str, Path], **more: Any) -> Run:
 
 
 def library_hash(root: Path = records.ROOT) -> str:
-    """The hash of the code of the library and of the kernels; `Path.rglob` does not follow the link to these."""
-    return code_hash([*(root / "ropelab").rglob("*.py"), *(root / "kernels").glob("*.py")], root)
+    """The hash of the files of the library and of the kernels; `Path.rglob` does not follow the link to these."""
+    sources = sorted([*(root / "ropelab").rglob("*.py"), *(root / "kernels").glob("*.py")])
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def _is(result: Path, digest: str) -> bool:

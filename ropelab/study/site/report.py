@@ -48,8 +48,7 @@ def write(
         record that cannot be believed. There is also a line for each page that is larger than `LARGEST_PAGE`, and for a
         site that is larger than `LARGEST_SITE`.
     """
-    where = records.selection(where)
-    where = where if where.gpu else records.of_one_gpu(where.directory)
+    where = records.of_one_gpu(where)
     chapters = [chapter(run) for run in runs]
     problems = [f"{one.name}: a formula is shown as text: {formula}" for one in chapters for formula in one.unconverted]
     if ledgers is None:
