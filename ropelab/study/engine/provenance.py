@@ -47,7 +47,9 @@ def _facts(path: Path, about: Any) -> dict[str, Any]:
     gpu, run = about["gpu"], f"versions of the run {about['command']!r} at {about['commit'][:9]} on {path.parent.name}"
     facts = {f"GPU of {path.parent.name}": [gpu.get(name) for name in GPU]}
     facts[run] = [*map(about.get, VERSIONS), gpu.get("driver_version")]
-    if "median_us" in path.with_suffix(".csv").read_text().partition("\n")[0].split(","):
+    with path.with_suffix(".csv").open(encoding="utf-8") as table:
+        columns = table.readline().strip().split(",")
+    if "median_us" in columns:
         facts[f"GPU of the table {about['csv_sha256'][:9]}"] = path.parent.name
     return facts
 
