@@ -280,7 +280,7 @@ def judged(
         words.append(said)
     missing = f"{judging.NARROWER} than those of {needs}"
     if off:
-        missing = f"a build of the published code that takes the time of the published library (ours is {off:.1%} off)"
+        missing = f"{needs}, with a build of the code that takes the published library's time (ours is {off:.1%} off)"
     return replace(judging.counted(cells, quantifier, missing), measured="; ".join(words))
 
 
