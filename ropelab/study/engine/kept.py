@@ -1,8 +1,7 @@
 """Keep all verdicts in ``data/verdicts.csv``, with their figures.
 
 The file has three tasks. A test computes every verdict again and compares it with the file, so that a change of
-evidence shows even where no outcome turns; a row without figures has the reason among its remarks, and is compared by
-its outcome. README.md and the guide show the verdicts of the file, so that the texts are
+evidence shows even where no outcome turns. README.md and the guide show the verdicts of the file, so that the texts are
 the same on every machine. And a machine without published code (``python -m ropelab.study peers`` fetches it) has the
 verdicts that rest on it: the ledger then takes them from the file, and says so.
 """
@@ -40,7 +39,7 @@ def instead(claim: Claim, verdict: Verdict) -> Verdict:
         return verdict
     row = rows.iloc[0]
     why = f"{ELSEWHERE} ({FETCHED}): the verdict of commit {row.commit}"
-    return fact(row.words == Outcome.HOLDS).with_text(row.measured or row.remarks, why).with_basis(claim.basis)
+    return fact(row.words == Outcome.HOLDS).with_text(row.measured, why).with_basis(claim.basis)
 
 
 def write(ledgers: Mapping[str, pd.DataFrame], path: Path = VERDICTS) -> None:
@@ -75,8 +74,7 @@ def changed(ledgers: Mapping[str, pd.DataFrame]) -> list[str]:
     for gpu, ledger in ledgers.items():
         for row in ledger[~ledger.remarks.str.contains(ELSEWHERE)].to_dict("records"):
             kept = before.get((gpu, row["id"]), {})
-            compared = ["outcome", "words"] if kept.get("commit") and not kept["measured"] else COMPARED
-            differing = [name for name in compared if kept.get(name) != row[name]]
+            differing = [name for name in COMPARED if kept.get(name) != row[name]]
             lines += [f"{row['id']} on {gpu}: {name} was {kept.get(name)!r}, is {row[name]!r}" for name in differing]
     return lines
 
