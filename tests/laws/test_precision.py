@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -28,9 +27,8 @@ from ropelab.study.topics.precision.models import MODELS
 
 pytest.importorskip("seaborn")
 mpmath = pytest.importorskip("mpmath")
-from ropelab.bench import records  # noqa: E402
-from ropelab.study.plots.panels import said  # noqa: E402
 from ropelab.study.topics.precision import figures  # noqa: E402
+from tests.study.sentences import numbers, states  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 LLAMA3 = variants.inverse_frequencies(128, 5e5)
@@ -221,15 +219,13 @@ def test_first_loss_is_the_first(name):
         assert safe > 0 and (off[:safe] < radians).all()
 
 
-def test_losses_are_said():
-    """The sentences have the figures of README.md."""
+def test_the_first_losses():
     table = findings.losses(LLAMA3)[["1 rad", "a full turn"]]
     assert table.loc["bf16 positions"].tolist() == ["257", "2,055"]  # 256 and 258 are neighbours in bfloat16
     assert table.loc["bf16 frequencies"].tolist() == ["559", "3,513"]
     assert table.loc["TF32, emulated"].tolist() == ["2,049", "16,389"]
     assert table.loc[findings.USUAL].tolist() == [f"not up to {2**k:,}" for k in (23, 26)]
     assert (table.loc[[findings.OURS, findings.TABLE_FREE]] == "never").all(axis=None)
-    assert "bf16 positions at 2,055" in findings.losses_sentence(LLAMA3)
 
 
 # ------------------------------------------------------------------------------------------------- scores, attention
@@ -394,74 +390,35 @@ def test_on_a_gpu_every_method_stays_within_its_bound():
 # ----------------------------------------------------------------------------------------------- figures and sentences
 
 
-def title(fig):
-    return " ".join(said(fig).split())
-
-
-def test_figures_say_what_was_computed(errors):
-    tops = findings.SMOKE_TOPS
-    law = findings.law(LLAMA3, tops=tops, samples=16)
-    moved = findings.attention(LLAMA3, tops, window=16, queries=2)
-    drawn = {
-        findings.sentence(errors): figures.rotations(errors, "here"),
-        findings.law_sentence(law): figures.law(law, "here"),
-        findings.attention_sentence(moved): figures.attention(moved, "here"),
-    }
-    for sentence, fig in drawn.items():
-        assert title(fig) == sentence and any(text.get_text() == "here" for text in fig.texts)
-    assert "0.2 rad with fp32 angles" in findings.sentence(errors) and "(24.5 bits)" in findings.sentence(errors)
-
-    worse = errors.assign(angle_error=errors.angle_error * 100)
-    assert "turns with fp32 angles" not in findings.sentence(errors)
-    assert "20 rad with fp32 angles" in findings.sentence(worse)
-    assert findings.bounds_sentence(errors).startswith("Every error stays within its bound")
-    assert findings.bounds_sentence(errors.assign(fraction=1.2)).startswith("A bound is broken")
-
-
-def test_models_sentence_counts():
+def test_sentences_have_the_numbers_of_their_tables(errors):
+    assert states(findings.sentence(errors), 0.2) and 24.5 in numbers(findings.sentence(errors))
+    assert 20 in numbers(findings.sentence(errors.assign(angle_error=errors.angle_error * 100)))
+    assert findings.bounds_sentence(errors) != findings.bounds_sentence(errors.assign(fraction=1.2))
     found = findings.models({name: MODELS[name] for name in ("Llama-2-7b", "Llama-3.1-8B")}, samples=64)
-    assert findings.models_sentence(found).startswith(
-        "With fp32 angles 1 of 2 rotations of models have fewer right bits than bfloat16. "
-    )
-    bits = figures.right_bits(found).data
-    assert bits.index.get_level_values("length").is_monotonic_increasing and list(bits) == list(found.method.unique())
+    assert states(findings.models_sentence(found), 1, 2)
     better = found.assign(bits=found.bits.where(found.method != findings.USUAL, 9.0))
-    assert findings.models_sentence(better).startswith("With fp32 angles 0 of 2 rotations")
+    assert states(findings.models_sentence(better), 0, 2)
 
 
-def test_the_record_of_a_gpu_is_drawn_with_what_is_missing(gpu_frame, tmp_path):
-    records.write("precision", gpu_frame, tmp_path)
-    record = records.load("precision", tmp_path)
-    fig = figures.on_gpu(record.frame, record.footer)
-    assert title(fig) == findings.gpu_sentence(record.frame)
-    assert re.search(r"24\d turns with TF32 matmul, 0.\d+ rad with fast-math sincos\. It is 0.2 rad with", title(fig))
-    assert findings.emulation_sentence(record.frame).endswith("emulation: TF32 matmul 5 of 5")
-    assert any("TF32 batched matmul (failed: RuntimeError" in text.get_text() for text in fig.texts)
-    assert title(fig).endswith("All are within their bounds")
-    usual = gpu_frame[gpu_frame.method == findings.USUAL].assign(method="TF32 matmul")
-    other = pd.concat([gpu_frame[gpu_frame.method != "TF32 matmul"], usual])
-    assert "The errors of TF32 matmul are those of fp32 angles: no TF32 there" in findings.gpu_sentence(other)
+def test_the_record_of_a_gpu_names_what_failed_and_what_is_beyond_its_bound(gpu_frame):
+    fig = figures.on_gpu(gpu_frame, "")
+    assert any("TF32 batched matmul" in text.get_text() for text in fig.texts)
+    assert states(findings.emulation_sentence(gpu_frame), 5, 5)
     beyond = gpu_frame.assign(fraction=gpu_frame.fraction.where(gpu_frame.method != "fast-math sincos", 1.5))
-    assert findings.gpu_sentence(beyond).endswith("Beyond the bound: fast-math sincos")
-    nothing = gpu_frame.assign(status="failed: no GPU")
-    assert findings.gpu_sentence(nothing) == "Nothing that needs a GPU has run"
+    usual = gpu_frame[gpu_frame.method == findings.USUAL].assign(method="TF32 matmul")
+    other = pd.concat([gpu_frame[gpu_frame.method != "TF32 matmul"], usual])  # no TF32 there
+    said = [findings.gpu_sentence(x) for x in (gpu_frame, beyond, other, gpu_frame.assign(status="failed: no GPU"))]
+    assert len(set(said)) == 4 and "fast-math sincos" in said[1].rpartition(":")[2] and "TF32 matmul" in said[2]
 
 
-def test_another_method_is_one_line(errors):
-    """A function of positions and frequencies that makes cos and sin, and what it promises."""
+def test_another_method_is_held_to_what_it_promises():
+    """A function of positions and frequencies that makes cos and sin, and its bound."""
     promised = Bound(wave=2 * precision.wave_error(precision.FP32))
     methods = METHODS | {
         "made as needed": Method(lambda p, f: tuple(x.float() for x in exact_waves.exact_waves(p, f)), promised)
     }
     found = findings.errors(LLAMA3, findings.SMOKE_TOPS, 64, methods)
     assert (found[found.method == "made as needed"].fraction <= 1).all()
-    drawn = [
-        figures.rotations(found),
-        figures.law(findings.law(LLAMA3, tops=[1, 4096], samples=8, methods=methods)),
-        figures.attention(findings.attention(LLAMA3, [1, 4096], window=8, queries=1, methods=methods)),
-    ]
-    for fig in drawn:
-        assert "made as needed" in [text.get_text() for legend in fig.legends for text in legend.get_texts()]
     assert "made as needed" in set(findings.losses(LLAMA3, 4096, methods).index)
     assert "made as needed" in set(findings.models({"one": MODELS["Llama-2-7b"]}, 8, methods).method)
 
@@ -474,7 +431,7 @@ def test_ulps_of_every_value():
     within = found.groupby("what").ulps.apply(lambda errors: (errors <= 0.5).mean())
     assert largest[findings.TABLE_FREE] <= 1 and largest["bfloat16"] < 0.51 and within[findings.OURS] > 0.99
     assert largest[findings.USUAL] > 100 and within[findings.USUAL] < 0.5
-    assert "it is 100.0% of bfloat16" in findings.ulps_sentence(found)
+    assert 100.0 in numbers(findings.ulps_sentence(found))
     exact = torch.tensor([1.0, 3.0, 2.0**-126 / 4], dtype=torch.float64)
     units = torch.tensor([2.0**-23, 2.0**-22, 2.0**-149], dtype=torch.float64)
     assert findings._in_ulps(exact + 2 * units, exact, torch.float32).tolist() == [2.0, 2.0, 2.0]

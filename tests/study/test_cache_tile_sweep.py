@@ -2,10 +2,9 @@
 
 import pytest
 
-from ropelab.bench import cache_tile_sweep, timing
+from ropelab.bench import cache_tile_sweep
 from ropelab.bench.cache_operations import LatentCache, NormAndCache, WholeLatentCache
 from ropelab.kernels import INTERPRETED
-from tests.study.test_fused_bench import fake_times
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
@@ -17,9 +16,7 @@ from tests.study.test_fused_bench import fake_times
         WholeLatentCache(1, "split_half"),
     ],
 )  # fmt: skip
-def test_tiles_are_tried_and_the_chosen_one_is_marked(monkeypatch, case):
-    monkeypatch.setattr(timing, "gpu_times", fake_times)
-    monkeypatch.setattr(timing, "cache_bytes", lambda: 0)
+def test_tiles_are_tried_and_the_chosen_one_is_marked(monkeypatch, called_once, case):
     candidates = cache_tile_sweep.candidate_tiles(case.head_dim // 2, case.layout)
     monkeypatch.setattr(cache_tile_sweep, "candidate_tiles", lambda *_: candidates[:1])
     frame = cache_tile_sweep._sweep(case, "cpu", rounds=1)

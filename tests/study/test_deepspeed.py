@@ -8,7 +8,6 @@ import torch
 
 from ropelab import reference, rotary_table
 from ropelab.bench import packages as at_hand
-from ropelab.bench import timing
 from ropelab.bench.records import MEASUREMENTS, Selection, load
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.broadcast import formula
@@ -287,18 +286,8 @@ TINY = callers.Caller("tiny", (6, 2, 3, 8), (6, 1, 1, 8), dtype=torch.float32, t
 
 
 @pytest.fixture
-def without_a_gpu(monkeypatch):
-    """A timer that calls every contender once, and nothing that a GPU would have to count."""
-
-    def gpu_times(contenders, rounds):
-        rows = []
-        for place, (name, prepare) in enumerate(contenders.items(), 1):
-            for call in prepare():
-                call()
-            rows.append({"contender": name, "status": "ok", "median_us": float(place)})
-        return pd.DataFrame(rows)
-
-    monkeypatch.setattr(timing, "gpu_times", gpu_times)
+def without_a_gpu(monkeypatch, called_once):
+    """Contenders are called once, and nothing is counted that a GPU would have to count."""
     monkeypatch.setattr(callers, "kernel_names", lambda call: [type(call()).__name__])
     monkeypatch.setattr(callers, "peak_bytes", lambda call: 1000)
     monkeypatch.setattr(callers, "copies", lambda: {"copy: one": lambda tensors: [x.clone() for x in tensors]})

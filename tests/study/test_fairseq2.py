@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 
-from ropelab.bench import timing
 from ropelab.bench.records import ROOT, gpus, load
 from ropelab.study.documents.fairseq2 import evidence, figures, findings, measure, peers
 from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, proposed
@@ -16,6 +15,7 @@ from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Outcome
 from ropelab.study.plots.panels import said
 from tests.interop.fairseq2_models import MODELS
+from tests.study.conftest import slower
 from tests.study.sentences import states
 from tests.support import change
 
@@ -84,14 +84,6 @@ def at_a_millisecond(compiled_us=1000.0):
 
 def recorded(name, gpu=H100):
     return load(f"fairseq2_{name}", gpu=gpu).frame
-
-
-def slower(frame, where, factor):
-    """The same record with longer times in the rows that the query selects."""
-    rows, columns = frame.query(where).index, frame.columns.intersection(["median_us", "q20_us", "q80_us"])
-    frame = frame.copy()
-    frame.loc[rows, columns] *= factor
-    return frame
 
 
 def swapped(frame, first, second):
@@ -223,20 +215,9 @@ def encoders(request):
 
 
 @pytest.fixture
-def without_a_gpu(monkeypatch, encoders):
-    """Everything but the clock: compiled means eager, and every time is 1."""
-
-    def gpu_times(contenders, **options):
-        rows = []
-        for name, prepare in contenders.items():
-            for call in prepare():
-                call()
-            rows.append({"contender": name, "status": "ok", "median_us": 1.0, "samples": 1})
-        return pd.DataFrame(rows, columns=["contender", "status", "median_us", "samples"])
-
+def without_a_gpu(monkeypatch, encoders, called_once):
+    """Everything but the clock: compiled means eager."""
     monkeypatch.setattr(measure, "proposed", lambda: encoders)
-    monkeypatch.setattr(timing, "gpu_times", gpu_times)
-    monkeypatch.setattr(timing, "cache_bytes", lambda: 0)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(measure, "_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(measure, "_free_bytes", lambda: 10**6)
@@ -260,36 +241,6 @@ def test_the_grid(without_a_gpu, encoders, monkeypatch):
     assert frame[frame.contender.isin(NAMES)][ENCODER_CODE].eq(encoders.source).all()
     assert frame[~frame.contender.isin(NAMES)][ENCODER_CODE].isna().all()
     assert frame[(frame.batch == 2)].bytes.eq(5 * 16 * (2 * 2 * 4 + 4)).all()
-
-
-def test_with_the_clock_stopped_the_grid_visits_what_is_compiled_for(without_a_gpu, monkeypatch):
-    cells = tuple(measure.Cell(b, s, e) for e in (8, 16) for b in (2, 3, 1) for s in (4, 9))
-    monkeypatch.setattr(measure, "SMOKE_GRID", cells)
-    with timing.stopped():
-        frame = measure.grid(smoke=True)
-    visited = frame[["batch", "seq_len", "encoding_dim"]].drop_duplicates().itertuples(index=False)
-    assert [tuple(cell) for cell in visited] == [(b, s, e) for e in (8, 16) for b in (2, 1) for s in (4, 9)]
-    assert "eager" not in set(frame["mode"]) and (frame.status == "ok").all()
-
-
-def test_what_inductor_makes(without_a_gpu, monkeypatch):
-    monkeypatch.setattr(measure, "_large_cells", lambda smoke: (measure.Cell(2, 5, 16),))
-    study = STUDIES["fairseq2_inductor"]
-    with timing.refused():
-        found = study.untimed(smoke=True)
-    with timing.stopped():
-        compiled = study.table({}, smoke=True)
-    frame = study.table(found, smoke=True)
-    what = ["dtype", "direction", "mode", "contender", "status"]
-    by_code = frame[frame["mode"] != "eager"].reset_index(drop=True)  # nothing eager is called for its compiling
-    pd.testing.assert_frame_equal(by_code[what], compiled[what])
-    assert set(frame) - set(compiled) >= {"generated", "fallbacks", "generated_bytes", "code", "complex_warning"}
-    assert frame[["kernels", "peak_bytes", "state_bytes"]].notna().all().all()
-    assert (frame.status == "ok").all() and len(frame) == 2 * 12
-    assert frame[frame["mode"] == "compiled"].generated.eq("triton_a_0, triton_b_1").all()
-    assert frame[frame["mode"] == "eager"].generated.isna().all()
-    state = frame.set_index("contender").state_bytes.groupby(level=0).first()
-    assert state["RRE llama"] == 2 * state["RE llama"] == 2 * 6 * 16 * 4
 
 
 def test_reorderings(without_a_gpu, encoders, monkeypatch):

@@ -255,13 +255,6 @@ def test_what_looks_at_no_clock_runs_beside_others_and_the_rest_is_compiled(tmp_
     assert parameters["gpu_bytes"] == {"beside": 3 * GIB, "alone": 3 * GIB}
 
 
-def test_one_study_alone_and_a_trial_run_in_this_process(tmp_path, as_on_a_gpu):
-    measure.measure(tmp_path, only=["parts"], build=tmp_path)
-    measure.measure(tmp_path, smoke=True, only=["one", "precision"], build=tmp_path)
-    assert as_on_a_gpu == [(name, "runs") for name in ("untimed part", "timed part", "one", "precision")]
-    assert recorded(tmp_path, "parts").facts.tolist() == [7]
-
-
 @pytest.mark.parametrize("how", ["raised", "recorded", "caught"])
 def test_what_runs_out_of_memory_beside_others_is_measured_again_alone(how, tmp_path, monkeypatch, as_on_a_gpu, capsys):
     """The error may be raised, become a contender's status, or be caught by the study and told in words."""
@@ -307,18 +300,6 @@ def test_each_timed_study_has_a_process_of_its_own(tmp_path, monkeypatch, as_on_
     assert started[1:] == [["one"], ["parts"]]
     assert recorded(tmp_path, "grows").part.tolist() == [1] and recorded(tmp_path, "parts").facts.tolist() == [7]
     assert "BrokenProcessPool: it died" in capsys.readouterr().err and not (tmp_path / "a-gpu" / "one.csv").exists()
-
-
-def test_what_does_not_fit_beside_others_is_measured_alone(tmp_path, monkeypatch, as_on_a_gpu):
-    def run(jobs, free_bytes):
-        return [
-            (job, DoesNotFit("too large") if job.name == "memory" and job.gpu_bytes else job.function(*job.arguments))
-            for job in jobs
-        ]
-
-    monkeypatch.setattr(schedule, "side_by_side", run)
-    measure.measure(tmp_path, only=WITH_TABLES, build=tmp_path)
-    assert as_on_a_gpu.count(("memory", "runs")) == 1 and ("memory", "refused") not in as_on_a_gpu
 
 
 # ------------------------------------------------------------------------------------------- reproduce

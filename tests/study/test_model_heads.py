@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 
-from ropelab.bench import timing
 from ropelab.bench.model_cells import MOST_TOKENS, Call, Cell, cells, on_meta, smaller
 from ropelab.bench.model_shapes import MODELS, SHAPES, Model, halves
 from ropelab.bench.rows import NotMeasured
@@ -72,20 +71,8 @@ def constants(launch) -> dict:
     return {name: value for name, value in named if "stride" not in name} | launch.options
 
 
-def fake_times(contenders, *, rounds, **options) -> pd.DataFrame:
-    rows = []
-    for name, prepare in contenders.items():
-        if not name.startswith("copy"):
-            assert all(call() is not None for call in prepare())
-        us = 2.0 if name.startswith("copy") else 1.0 + len(name)
-        rows.append({"contender": name, "status": "ok", "median_us": us, "q20_us": us, "q80_us": us, "samples": rounds})
-    return pd.DataFrame(rows)
-
-
 @pytest.fixture
-def on_cpu(monkeypatch):
-    monkeypatch.setattr(timing, "gpu_times", fake_times)
-    monkeypatch.setattr(timing, "cache_bytes", lambda: 0)
+def on_cpu(monkeypatch, called_once):
     monkeypatch.setattr(Workload.buffers, "__defaults__", (1, "cpu", 0))
 
 

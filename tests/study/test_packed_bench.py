@@ -22,7 +22,6 @@ from ropelab.bench import (
     peers,
     qk_norm,
     studies,
-    timing,
     varlen_models,
 )
 from ropelab.bench.compare import compare
@@ -168,22 +167,9 @@ def test_in_place_rotates_views_of_qkv():
 # ------------------------------------------------------------------------------------------------------ tables
 
 
-def fake_times(contenders, *, rounds, **_):
-    """Every call is made once; the time of a contender is the length of its name."""
-    rows = []
-    for name, prepare in contenders.items():
-        if not (name.startswith(PREFIX) and "Triton" in name):  # interpreted copies take long
-            assert all(call() is not None for call in prepare())
-        us = float(len(name))
-        rows.append({"contender": name, "status": "ok", "median_us": us, "q20_us": us, "q80_us": us, "samples": rounds})
-    return pd.DataFrame(rows)
-
-
 @pytest.fixture
-def on_cpu(monkeypatch):
+def on_cpu(monkeypatch, called_once):
     """Studies run on small tensors on the CPU, and time nothing."""
-    monkeypatch.setattr(timing, "gpu_times", fake_times)
-    monkeypatch.setattr(timing, "cache_bytes", lambda: 0)
     monkeypatch.setattr(Workload.buffers, "__defaults__", (1, "cpu", 0))
     cells = (Cell(replace(SMALL, layout="split_half"), 0.9),)
     for module in (dense, qk_norm, peak_memory):

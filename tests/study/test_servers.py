@@ -1,6 +1,5 @@
 """The study of servers: engines take turns, each part of a model is recorded, kernels are counted by their order."""
 
-import os
 import sys
 from dataclasses import replace
 
@@ -97,71 +96,6 @@ def test_without_vllm_nothing_is_measured(monkeypatch):
     with pytest.raises(Unavailable, match="vllm is not installed"):
         next(servers.servers())
     assert run("servers", lambda: STUDIES["servers"](smoke=True)).reason == "vllm is not installed"
-
-
-PRETENDED = """
-from types import SimpleNamespace as Of
-__version__ = "0"
-
-class SamplingParams:
-    def __init__(self, **options):
-        vars(self).update(options)
-
-class Requests:
-    left = 0
-    def step(self):
-        self.left -= 1
-        return []
-
-class LLM:
-    def __init__(self, **options):
-        import torch
-        from vllm.model_executor.model_loader import dummy_loader
-        class RMSNorm(torch.nn.RMSNorm):
-            pass
-        self.drawn = torch.nn.Sequential(torch.nn.Linear(64, 64), RMSNorm(64))
-        for layer in self.drawn.modules():
-            dummy_loader.initialize_dummy_weights(layer, None)
-        assert 0.01 < self.drawn[0].weight.std() < 0.03 and 0.8 < self.drawn[1].weight.mean() < 1.2
-        self.llm_engine = Requests()
-
-    def generate(self, prompts, parameters, use_tqdm):
-        self.llm_engine.left = parameters.max_tokens
-        while self.llm_engine.left:
-            self.llm_engine.step()
-        last = prompts[0]["prompt_token_ids"][-1]
-        step = {last: Of(logprob=1.0), 2: Of(logprob=3.0), 1: Of(logprob=2.0)}
-        places = [{last: Of(logprob=1.0), 2: Of(logprob=3.0)}] * len(prompts[0]["prompt_token_ids"])
-        out = Of(token_ids=[last] * parameters.max_tokens, logprobs=[step] * parameters.max_tokens)
-        return [Of(outputs=[out], prompt_token_ids=p["prompt_token_ids"], prompt_logprobs=places) for p in prompts]
-"""
-
-
-def test_an_engine_answers_each_command_by_a_line(tmp_path, monkeypatch):
-    package = tmp_path / "vllm"
-    (package / "model_executor" / "model_loader").mkdir(parents=True)
-    (package / "__init__.py").write_text(PRETENDED)
-    for name in ("model_executor/__init__", "model_executor/model_loader/__init__"):
-        (package / f"{name}.py").touch()
-    (package / "model_executor/model_loader/dummy_loader.py").write_text("initialize_dummy_weights = None\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(records.ROOT))))
-    with servers.running(servers.TINY, tmp_path) as engines:
-        engine = engines[OURS]
-        assert engine.answer(60)["vllm"] == "0", engine.said()
-        first = engine.do("tokens", count=3, length=5, new=2, seed=1)
-        assert first == engine.do("tokens", count=3, length=5, new=2, seed=1) and len(first) == 3
-        assert first[0][0][1:] == [3.0, 2.0] and first != engine.do("tokens", count=3, length=5, new=2, seed=2)
-        times = engine.do("timed", count=1, length=5, new=9, seed=1)
-        assert 0 < times["step"] < times["call"] and engine.do("timed", count=1, length=5, new=1, seed=1)["step"] == 0
-        (sequence,) = engine.do("sequences", count=1, length=5, new=2, seed=1)
-        assert len(sequence) == 7 and sequence[5] == sequence[6] == sequence[4]
-        assert engine.do("logits", sequences=[sequence], first=5) == [[{str(sequence[4]): 1.0, "2": 3.0}] * 2]
-        assert set(engine.do("memory")) == {"allocated", "peak", "reserved"}
-        with pytest.raises(RuntimeError, match="TypeError"):
-            engine.do("timed", wrong=1)
-        assert engine.do("kernels", count=1, length=5, new=2, seed=1) == []  # without a GPU
-    with pytest.raises((RuntimeError, OSError)):
-        engine.do("memory")
 
 
 def test_errors_of_logits_decide_which_tokens_may_differ():

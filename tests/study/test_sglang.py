@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ropelab import reference, rotary_table
-from ropelab.bench import packages, records, timing
+from ropelab.bench import packages, records
 from ropelab.bench.unavailable import Unavailable
 from ropelab.layout.pairing import LAYOUTS, join, pairs
 from ropelab.study.documents.sglang import (
@@ -27,27 +27,17 @@ from ropelab.study.documents.sglang import (
     studies,
 )
 from ropelab.study.documents.sglang.contenders import (
-    FLASH,
     FLASH_FULL,
-    FLASH_PACKED,
-    FLASHINFER,
 )
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Outcome
+from tests.study.conftest import slower
 from tests.study.sentences import states
 from tests.support import change
 
 without_a_gpu = pytest.mark.skipif(
     torch.cuda.is_available(), reason="needs a machine without a GPU: on one test_the_studies_run_on_a_gpu has it"
 )
-
-
-def scaled(frame, where, by):
-    """The record with other times in the rows that the query selects."""
-    frame, rows = frame.copy(), frame.query(where).index
-    for column in ("median_us", "q20_us", "q80_us"):
-        frame.loc[rows, column] *= by
-    return frame
 
 
 def e2e(new=14716.08):
@@ -170,18 +160,8 @@ def test_the_model_writes_as_wide_as_it_says():
 
 
 @pytest.fixture
-def stubbed(monkeypatch):
+def stubbed(monkeypatch, called_once):
     """Small cells on the CPU: everything is called once and checked, and nothing is timed."""
-
-    def gpu_times(prepared, **options):
-        rows = []
-        for name, prepare in prepared.items():
-            try:
-                prepare()[0]()
-                rows.append({"contender": name, "status": "ok", "median_us": 1.0, "q20_us": 1.0, "q80_us": 1.0})
-            except Exception as error:
-                rows.append({"contender": name, "status": timing.failure(error)})
-        return pd.DataFrame(rows, columns=["contender", "status", "median_us", "q20_us", "q80_us"])
 
     def apply_rotary(x, cos, sin, interleaved=False, inplace=False):
         assert inplace
@@ -211,8 +191,6 @@ def stubbed(monkeypatch):
     monkeypatch.setattr(packages, "load_file", lambda *args: SimpleNamespace(apply_rotary=apply_rotary))
     rotary_embedding = SimpleNamespace(rotary_embedding=operators.positions_operator)
     monkeypatch.setattr(contenders.vllm, "operators", lambda version=None: rotary_embedding)
-    monkeypatch.setattr(timing, "gpu_times", gpu_times)
-    monkeypatch.setattr(timing, "cache_bytes", lambda: 1)
 
 
 def _locate(package):
@@ -246,7 +224,7 @@ def test_the_same_call_tells_how_a_timer_repeats():
     frame = records.load(PROTOCOLS, gpu="nvidia-h200").frame
     frame = frame.query("cell in ('1x2048 32/8 128', '1x2048 32/1 128')")
     frame = change(frame, f"contender == '{FLASH_FULL}'", median_us=100.0)
-    frame = scaled(frame, f"contender == '{FLASH_FULL}' and timer == 'do_bench' and k_heads == 1", 3.0)
+    frame = slower(frame, f"contender == '{FLASH_FULL}' and timer == 'do_bench' and k_heads == 1", 3.0)
     assert states(steps.timer(frame), 3.00, 1.00)
     assert not steps.timer(frame.query("k_heads == 1"))  # no two cells are the same call
     said = steps.timer(records.load(PROTOCOLS, gpu="nvidia-h200").frame)
@@ -262,51 +240,6 @@ def test_a_wrong_contender_is_not_timed(stubbed):
     frame = measure._compared(cell, [binding.contender("does nothing", nothing)], rounds=1)
     (row,) = frame[frame.contender == "does nothing"].itertuples()
     assert row.status.startswith("wrong") and pd.isna(row.median_us)
-
-
-class FakeFlashInfer:
-    """FlashInfer's operator, which asserts its preconditions: on a GPU, a call that breaks them may end the process."""
-
-    @staticmethod
-    def apply_rope_with_cos_sin_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox=True):
-        assert cos_sin_cache.dtype == torch.float32 and cos_sin_cache.is_contiguous() and positions.is_contiguous()
-        assert positions.max() + 1 < len(cos_sin_cache), "a thread reads past the end of its row"
-        cos, sin = (t[:, None] for t in cos_sin_cache[positions].chunk(2, -1))
-        layout = "split_half" if is_neox else "interleaved"
-        for x in (query, key):
-            x = x.view(len(x), -1, head_size)
-            assert (x.data_ptr() % 16, x.stride(1) * x.itemsize % 16) == (0, 0), "16-byte accesses"
-            x0, x1 = pairs(x.float(), layout)
-            x.copy_(join(x0 * cos - x1 * sin, x1 * cos + x0 * sin, layout))
-
-
-@without_a_gpu
-def test_a_package_is_timed_in_the_grid_or_says_why_not(stubbed, monkeypatch):
-    def locate(package, version=None, **options):
-        return (version or "9", Path("nowhere")) if package == contenders.flashinfer.PACKAGE else _locate(package)
-
-    monkeypatch.setattr(packages, "locate", locate)
-    monkeypatch.setattr(contenders.flashinfer, "module", lambda version: FakeFlashInfer)
-    for frame in (measure.protocols(smoke=True), measure.second_grid(smoke=True)):
-        status = frame.groupby("contender").status.agg(set)
-        assert status[FLASHINFER] == {"ok"} and status["sgl_kernel"] == {"not run: sglang-kernel not installed"}
-    assert status[contenders.FLASHINFER_NEWEST] == {"ok"}  # heads of 128; of 8, in the first grid:
-    rows = measure.protocols(smoke=True)
-    refused = rows[rows.contender == contenders.FLASHINFER_NEWEST].status
-    assert refused.str.startswith("failed: NotImplementedError").all()
-
-
-@without_a_gpu
-def test_packed_calls_are_checked_before_they_are_timed(stubbed, monkeypatch):
-    def too_few_heads(x, cos, sin, interleaved=False, inplace=False):
-        return apply(x[:, :, :4] if x.shape[2] > 4 else x, cos, sin, interleaved=interleaved, inplace=inplace)
-
-    apply = packages.load_file().apply_rotary
-    monkeypatch.setattr(packages, "load_file", lambda *args: SimpleNamespace(apply_rotary=too_few_heads))
-    frame = measure.protocols(smoke=True)
-    assert (frame[frame.contender == FLASH].status == "ok").all()
-    packed = frame[frame.contender.isin((FLASH_FULL, FLASH_PACKED))]
-    assert packed.status.str.startswith("wrong").all() and set(packed.contender) == {FLASH_FULL, FLASH_PACKED}
 
 
 def test_without_a_gpu_nothing_is_measured(monkeypatch):

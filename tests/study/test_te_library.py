@@ -5,19 +5,13 @@ import ctypes
 import json
 import os
 import re
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from ropelab.bench import packages, peers
+from ropelab.bench import packages
 from ropelab.bench.peers import te_library, te_source
-from ropelab.bench.peers import transformer_engine as te
-from ropelab.bench.workloads import Workload
-from ropelab.interop import transformer_engine as interop
-from tests.study.te_fake import FakeLibrary
 
 VERSIONS = ("2.18.0", "2.20.2")
 INCLUDE = "transformer_engine/common/include/transformer_engine"
@@ -255,72 +249,6 @@ def test_a_library_that_the_loader_does_not_find_is_sought_in_the_environment(tm
 
 
 # --------------------------------------------------------------------------------------------------- the adapters
-
-
-@pytest.mark.parametrize("tensor_format", ["sbhd", "bshd", "thd"])
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_the_adapter_has_the_call_and_the_gradient_of_the_package(tensor_format, interleaved):
-    cu = torch.tensor([0, 8, 24], dtype=torch.int32)
-    t = torch.randn((12, 3, 16) if tensor_format == "thd" else (4, 4, 3, 16))
-    starts = torch.tensor([1, 5] if tensor_format == "thd" else [1, 5, 0, 2], dtype=torch.int32)
-    arguments = (torch.randn(40, 1, 1, 12).double(), tensor_format, starts, interleaved)
-    where, found = {"cu_seqlens": cu, "cp_size": 2, "cp_rank": 1}, []
-    for rotate in (partial(te.apply_rotary_pos_emb, FakeLibrary()), interop.apply_rotary_pos_emb):
-        leaf = t.clone().requires_grad_()
-        y = rotate(leaf, *arguments, **where)
-        found.append((y, *torch.autograd.grad(y, leaf, torch.linspace(-1, 1, y.numel()).view(y.shape))))
-    for theirs, ours in zip(*found, strict=True):
-        torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
-
-
-def test_the_adapter_of_packed_qkv():
-    """cu_seqlens has its place; start positions are left out of the gradient, and refused beside other ranks."""
-    qkv, freqs = torch.randn(4, 2, 2, 64), torch.randn(20, 1, 1, 16)
-    starts, cu = torch.tensor([3, 1], dtype=torch.int32), torch.tensor([0, 4], dtype=torch.int32)
-    gradients = {}
-    for start_positions in (None, starts):
-        leaf = qkv.clone().requires_grad_()
-        arguments = (leaf, freqs, freqs, [32, 16, 16], "sbhd", start_positions, True, cu, 1, 0)
-        theirs = te.apply_fused_qkv_rotary_pos_emb(FakeLibrary(), *arguments)
-        for actual, expected in zip(theirs, interop.apply_fused_qkv_rotary_pos_emb(*arguments), strict=True):
-            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-        gradients[start_positions is None] = torch.autograd.grad(theirs, leaf, [torch.ones_like(y) for y in theirs])[0]
-    assert torch.equal(gradients[True], gradients[False])
-    with pytest.raises(ValueError, match="start_positions: expected None beside cp_size > 1"):
-        te.apply_fused_qkv_rotary_pos_emb(FakeLibrary(), qkv, freqs, freqs, [32, 16, 16], "sbhd", starts, cp_size=2)
-
-
-@pytest.mark.parametrize("layout", ["split_half", "interleaved"])
-@pytest.mark.parametrize("seq_format", ["bshd", "sbhd", "bhsd", "thd"])
-def test_the_peers_rotate_every_workload(monkeypatch, layout, seq_format):
-    monkeypatch.setattr(te_library, "find", Path)
-    monkeypatch.setattr(te_library, "load", lambda file: FakeLibrary())
-    where = {"batch": 2, "first_position": 5}
-    if seq_format == "thd":
-        where = {"batch": 1, "lengths": (4, 3)}
-    sizes = {"seq_len": 7, "q_heads": 3, "k_heads": 2, "head_dim": 16, "rotary_dim": 12}
-    workload = Workload("", **sizes, **where, dtype=torch.float32, layout=layout, seq_format=seq_format)
-    for peer in (peers.TRANSFORMER_ENGINE, peers.TRANSFORMER_ENGINE_OLD_GRID):
-        for direction in peer.directions:
-            case = replace(workload, direction=direction)
-            (buffers,) = case.buffers(device="cpu")
-            assert peers.check(peer, peer.bind(case, buffers.cos, buffers.sin), case, buffers).status == "ok"
-
-
-def test_the_context_surrounds_both_directions():
-    seen = []
-    library = FakeLibrary()
-    rotate = library.rotate
-    library.rotate = lambda *args, **options: (
-        seen.append(os.environ.get(te_source.VARIABLE)) or rotate(*args, **options)
-    )
-    t = torch.randn(4, 2, 16, requires_grad=True)
-    cu = torch.tensor([0, 4], dtype=torch.int32)
-    for linear in (True, False, None):
-        context = partial(te_source.forced, linear)
-        options = {"cu_seqlens": cu, "tensor_format": "thd", "context": context}
-        te.apply_rotary_pos_emb(library, t, torch.randn(4, 1, 1, 16), **options).sum().backward()
-    assert seen == ["1", "1", "0", "0", None, None]
 
 
 def test_the_variable_is_put_back(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ropelab import PackedSequences
-from ropelab.bench import records, timing
+from ropelab.bench import records
 from ropelab.bench.packages import NotInstalled
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.transformer_engine import apply_rotary_pos_emb
@@ -26,11 +26,11 @@ from ropelab.study.documents.transformer_engine import (
 )
 from ropelab.study.engine.sources import facts
 from tests.interpreter import any_address
+from tests.study.conftest import slower
 from tests.study.sentences import states
 from tests.support import change
 
 OLD, NEW = grids.MODELS.names
-TIMES = ["median_us", "q20_us", "q80_us"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs a machine without a GPU: test_the_studies_run has it")
 
@@ -92,13 +92,6 @@ def past(**changes):
                 "token-linear, with the guard": "left as allocated", "ropelab": "zeros"}  # fmt: skip
     frame = pd.DataFrame({"contender": list(outcomes), "rows": 3, "outcome": list(outcomes.values())})
     return change(frame, **changes)
-
-
-def slower(frame, name, factor, where="index == index"):
-    """The contender's times multiplied in the rows that the query selects."""
-    frame = frame.copy()
-    frame.loc[frame.query(where).query("contender == @name").index, TIMES] *= factor
-    return frame
 
 
 def of_pair(frame, pair):
@@ -202,21 +195,8 @@ def test_cases_are_possible():
 # ------------------------------------------------------------------------------------------------------- measurements
 
 
-def fake_times(contenders, *, rounds, graph_ms):
-    """Every call is made once; times are the length of the name."""
-    rows = []
-    for name, prepare in contenders.items():
-        for call in prepare():
-            assert all(gradient.isfinite().all() for gradient in call())
-        us = float(len(name))
-        rows.append({"contender": name, "status": "ok", "median_us": us, "q20_us": us, "q80_us": us, "samples": rounds})
-    return pd.DataFrame(rows)
-
-
 @interpreted
-def test_kernels_are_checked_then_timed(monkeypatch):
-    monkeypatch.setattr(timing, "gpu_times", fake_times)
-
+def test_kernels_are_checked_then_timed(monkeypatch, called_once):
     def no_package(*_):
         raise NotInstalled("no such package")
 
@@ -244,8 +224,7 @@ def test_kernels_are_checked_then_timed(monkeypatch):
 
 
 @interpreted
-def test_a_wrong_rotation_is_not_timed(monkeypatch):
-    monkeypatch.setattr(timing, "gpu_times", fake_times)
+def test_a_wrong_rotation_is_not_timed(monkeypatch, called_once):
     right = dispatch.STRATEGIES[dispatch.LINEAR]
     monkeypatch.setitem(
         dispatch.STRATEGIES, dispatch.LINEAR, lambda x, inverse, **options: right(x, inverse=False, **options)
@@ -257,9 +236,8 @@ def test_a_wrong_rotation_is_not_timed(monkeypatch):
 
 
 @interpreted
-def test_the_layer(monkeypatch):
+def test_the_layer(monkeypatch, called_once):
     """The gradients of the layer equal autograd's gradients of the same layer with the definition's rotation."""
-    monkeypatch.setattr(timing, "gpu_times", fake_times)
     monkeypatch.setattr(layer, "attention", lambda q, k, v, **_: q * k + v)  # what there is needs a GPU
     small = layer.Scale(tokens=8, hidden=32, heads=2, ffn=48, n_seqs=(3,), rounds=1)
     frame = layer.measure_layer(small, "cpu", torch.float32)
@@ -389,7 +367,7 @@ def test_the_attention_is_causal_within_each_sequence():
 
 
 def test_a_layer_with_ropelab_beside_one_with_the_new_grid():
-    frame = slower(layers(), "ropelab", 1.1, "what == @layer.LAYER")
+    frame = slower(layers(), f"contender == 'ropelab' and what == {layer.LAYER!r}", 1.1)
     frame.loc[frame.contender == layer.WITHOUT, "q80_us"] *= 1.05
     assert states(findings.layer_counts(frame), 1.07, 5.0)
     assert not states(findings.layer_counts(frame[frame.contender != "ropelab"]), 1.07)
