@@ -17,14 +17,7 @@ import vllm
 import vllm.model_executor.layers.attention.attention as attention_module
 import vllm.model_executor.layers.attention.mla_attention as latent_module
 from vllm import _custom_ops
-from vllm.config import (
-    CacheConfig,
-    CompilationConfig,
-    DeviceConfig,
-    ModelConfig,
-    VllmConfig,
-    set_current_vllm_config,
-)
+from vllm.config import CacheConfig, CompilationConfig, DeviceConfig, ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import MLAAttention

@@ -36,7 +36,7 @@ class QAndK(torch.nn.Module):
 
     def __init__(self, head_dim, impl):
         super().__init__()
-        self.encoder = KernelRotaryEncoder(head_dim, 2**17, impl=impl)
+        self.encoder = KernelRotaryEncoder(head_dim, 2**13, impl=impl)
 
     def forward(self, q, k):
         return tuple(self.encoder(x, BatchLayout(x.shape[:2])) for x in (q, k))

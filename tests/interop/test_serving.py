@@ -90,11 +90,7 @@ def probed(kind: type) -> Found:
 
 @pytest.mark.parametrize(
     ("kind", "found"),
-    [
-        (Layer, Found()),
-        (NormFirst, Found("q_norm", "k_norm", True)),
-        (NormAfter, Found("q_norm", "k_norm", False)),
-    ],
+    [(Layer, Found()), (NormFirst, Found("q_norm", "k_norm", True)), (NormAfter, Found("q_norm", "k_norm", False))],
 )
 def test_the_probe_finds_the_norms_and_their_place(kind, found):
     assert probed(kind) == found

@@ -54,6 +54,7 @@ def test_the_tests_of_the_project_are_the_laws(project):
     assert done.returncode == 0 and re.search(r"[3-9]\d passed", done.stdout), done.stdout
 
 
+@pytest.mark.process
 def test_the_workflow_of_the_project(project):
     yaml = pytest.importorskip("yaml")
     workflow = yaml.safe_load(Path(".github/workflows/rope.yml").read_text())

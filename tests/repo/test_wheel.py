@@ -28,7 +28,8 @@ pytestmark = [
 ]
 
 PIP = ("-m", "pip", "--disable-pip-version-check")
-BUILD = (*PIP, "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")
+BUILD = "import setuptools.build_meta as backend; print(backend.build_{}({!r}))"
+"""What pip and build run in a checkout."""
 INSTALL = (*PIP, "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IN_A_CHECKOUT_ALONE = r"ropelab[./](?:bench|study)\b|\bdata/measurements\b|\bnotebooks?\b|\bMakefile\b|\bpandas\b"
@@ -123,7 +124,8 @@ def installed(wheel, tmp_path):
 
 
 def built(python: Path, source: Path, folder: Path) -> Path:
-    run(python, *BUILD, "--wheel-dir", folder, source, cwd=folder.parent)
+    folder.mkdir()
+    run(python, "-c", BUILD.format("wheel", str(folder)), cwd=source)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -188,22 +190,20 @@ def test_the_command_works_with_its_extra_alone(installed, tmp_path):
     assert "definition" in run(python.with_name("ropelab"), "laws", cwd=tmp_path)
 
 
-@pytest.mark.parametrize("how", ["an editable install", "a checkout on the path"])
-def test_a_checkout_has_the_benchmarks_and_the_study_too(how, source, tmp_path):
-    python, path = environment(tmp_path / "environment", without=("ropelab*", "__editable__*")), str(source)
-    if how == "an editable install":
-        run(python, *INSTALL, "--editable", source, cwd=tmp_path)
-        path = ""
+def test_a_checkout_on_the_path_and_an_editable_install_have_the_benchmarks_and_the_study_too(source, tmp_path):
+    python = environment(tmp_path / "environment", without=("ropelab*", "__editable__*"))
     names = "ropelab", "ropelab.kernels", "ropelab.bench.records", "ropelab.study.site.report"
     code = f"from importlib.util import find_spec\nfor name in {names}: print(find_spec(name).origin)"
-    found = run(python, "-c", code, cwd=tmp_path, PYTHONPATH=path)
     inside = "__init__.py", "kernels/__init__.py", "bench/records.py", "study/site/report.py"
-    assert found.splitlines() == [str(source / "ropelab" / name) for name in inside]
+    for path in (str(source), ""):
+        if not path:
+            run(python, *INSTALL, "--editable", source, cwd=tmp_path)
+        found = run(python, "-c", code, cwd=tmp_path, PYTHONPATH=path)
+        assert found.splitlines() == [str(source / "ropelab" / name) for name in inside]
 
 
 def test_the_source_distribution_makes_the_same_wheel(python, wheel, source, tmp_path):
-    hook = "import setuptools.build_meta as backend; print(backend.build_sdist({!r}))"
-    run(python, "-c", hook.format(str(tmp_path)), cwd=source)
+    run(python, "-c", BUILD.format("sdist", str(tmp_path)), cwd=source)
     (archive,) = tmp_path.glob("ropelab-*.tar.gz")
     with tarfile.open(archive) as held:
         safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11 has filters from 3.11.4 on
@@ -227,8 +227,8 @@ def test_without_symlinks_nothing_is_built_or_imported_in_silence(python, source
     link.unlink()
     if instead == "a text file":
         link.write_text(target)
-    said = run(python, *BUILD, "--wheel-dir", tmp_path / "wheels", source, cwd=tmp_path, expect=1)
+    said = run(python, "-c", BUILD.format("wheel", str(tmp_path)), cwd=source, expect=1)
     assert "ropelab/kernels: expected a symlink to the folder kernels" in said
-    assert not list(tmp_path.glob("wheels/*.whl"))
+    assert not list(tmp_path.glob("*.whl"))
     said = run(python, "-c", "import ropelab", cwd=tmp_path, expect=1, PYTHONPATH=str(source))
     assert "ImportError: ropelab/kernels: expected a symlink to the folder kernels" in said

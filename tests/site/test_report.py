@@ -50,10 +50,7 @@ def study(tmp_path_factory):
     }
 
     def write(name, *cells):
-        cells = [
-            new_code_cell("size: int = 3\nsmoke: bool = False", metadata={"tags": ["parameters"]}),
-            *cells,
-        ]
+        cells = [new_code_cell("size: int = 3\nsmoke: bool = False", metadata={"tags": ["parameters"]}), *cells]
         nbformat.write(new_notebook(cells=cells, metadata=metadata), folder / name)
 
     write(
@@ -68,12 +65,7 @@ def study(tmp_path_factory):
         ),
         new_code_cell("finding('a smaller finding')"),
     )
-    write(
-        "02_bad.ipynb",
-        new_code_cell("print('so far')"),
-        new_code_cell("1 / 0"),
-        new_code_cell("print('never')"),
-    )
+    write("02_bad.ipynb", new_code_cell("print('so far')"), new_code_cell("1 / 0"), new_code_cell("print('never')"))
     build = folder / "build"
     runs = [
         runner.run_notebook(source, build, {"size": 7} if source.stem == "01_good" else {}, threads=1)

@@ -342,11 +342,7 @@ def test_generated_code_is_read():
 
 @pytest.mark.parametrize(
     "reached, cache, expected",
-    [
-        (0.67, 8e6, "every batch reads"),
-        (0.88, 8e6, "share"),
-        (0.67, 9e6, "the copy reads no tables"),
-    ],
+    [(0.67, 8e6, "every batch reads"), (0.88, 8e6, "share"), (0.67, 9e6, "the copy reads no tables")],
 )
 def test_who_reads_the_tables(reached, cache, expected):
     """Four batches leave 8/9 of a copy if they share tables as large as one of them, and 2/3 if each reads them."""

@@ -14,26 +14,11 @@ import torch
 import ropelab
 from ropelab import reference
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import (
-    dense,
-    packages,
-    packed,
-    peak_memory,
-    peers,
-    qk_norm,
-    studies,
-    varlen_models,
-)
+from ropelab.bench import dense, packages, packed, peak_memory, peers, qk_norm, studies, varlen_models
 from ropelab.bench.compare import compare
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.peers import liger
-from ropelab.bench.workloads import (
-    DIRECTIONS,
-    FEW_TOKENS_CELLS,
-    FORMATS,
-    Cell,
-    Workload,
-)
+from ropelab.bench.workloads import DIRECTIONS, FEW_TOKENS_CELLS, FORMATS, Cell, Workload
 from ropelab.kernels import INTERPRETED
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
