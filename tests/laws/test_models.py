@@ -145,7 +145,7 @@ ENDS = {
     "models:crashes": "the process was ended by SIGSEGV during a call of the model",
     "models:is_interrupted": "KeyboardInterrupt was raised during a call of the model",
     "models:is_killed": "the process was ended by SIGKILL during a call of the model",
-    "models:hangs": "the time limit of 30 s was reached during",
+    "models:hangs": "the time limit of 15 s was reached during",
     "models:raises": "returns one, got models:raises (Unspeakable: (its message cannot be read))",
     "models:no_model": "returns one, got models:no_model (str 'llama')",
     "models:nothing": "has no attribute 'nothing'",
@@ -159,7 +159,7 @@ def test_no_way_to_end_a_model_is_a_verdict(tmp_path, monkeypatch):
     (tmp_path / "models.py").write_text(MODELS)
     (tmp_path / "leaves.py").write_text("import os; os._exit(0)")
     monkeypatch.chdir(tmp_path)
-    limits = {target: Limits(30 if target == "models:hangs" else 300) for target in ENDS}
+    limits = {target: Limits(15 if target == "models:hangs" else 300) for target in ENDS}
     with ThreadPoolExecutor(2) as pool:
         run = lambda target: report_apart("verify-model", {"target": target}, limits[target])[target]  # noqa: E731
         reports = dict(zip(ENDS, pool.map(run, ENDS), strict=True))

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from html.parser import HTMLParser
 from urllib.parse import urlencode
 
@@ -145,21 +144,6 @@ def test_a_claim_is_one_line_that_opens_with_links_to_its_quote_its_records_and_
         recorded |= {link for link in links if link.startswith("records.html#")}
     assert {"records.html#te_kernels", "records.html#sglang_grids"} & recorded
     assert said > len(claims) / 2  # the others lack published code here
-
-
-def test_a_claim_links_to_the_section_that_shows_its_evidence(study):
-    def chapter(name, places):
-        return replace(good, name=name, places={key: (f"{name}-{place}", place) for key, place in places.items()})
-
-    good = chapters.chapter(study[1][0])
-    book = chapter("05_speed", {"dense": "cells", "deepspeed": "never"})
-    court = chapter("14_deepspeed", {"deepspeed": "claims", "table": "times"})
-    for every in ([book, court], [court, book]):
-        assert report._sections(every, "deepspeed", ["dense", "table", "table", "lost"]) == [
-            ("05_speed.html#05_speed-cells", "cells"), ("14_deepspeed.html#14_deepspeed-times", "times"),
-        ]  # fmt: skip
-        assert report._sections(every, "deepspeed", ["lost"]) == [("14_deepspeed.html#14_deepspeed-claims", "claims")]
-    assert report._sections([], "deepspeed", ["dense"]) == []
 
 
 def test_a_ledger_that_fails_hides_no_other(monkeypatch):

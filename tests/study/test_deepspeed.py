@@ -285,31 +285,6 @@ def test_generated_code_is_counted():
 TINY = callers.Caller("tiny", (6, 2, 3, 8), (6, 1, 1, 8), dtype=torch.float32, table_dtype=torch.float32)
 
 
-@pytest.fixture
-def without_a_gpu(monkeypatch, called_once):
-    """Contenders are called once, and nothing is counted that a GPU would have to count."""
-    monkeypatch.setattr(callers, "kernel_names", lambda call: [type(call()).__name__])
-    monkeypatch.setattr(callers, "peak_bytes", lambda call: 1000)
-    monkeypatch.setattr(callers, "copies", lambda: {"copy: one": lambda tensors: [x.clone() for x in tensors]})
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize(
-    "case", [TINY, callers.Caller("fpdt", (2, 6, 3, 8), (1, 6, 1, 8), True, torch.float32, torch.float32)], ids=str
-)
-def test_every_caller_is_checked_and_counted(without_a_gpu, case):
-    callers.merged_function(available=False)  # raises where DeepSpeed is not there
-    frame = callers._case(case, "cpu", smoke=True)
-    assert set(frame.contender) >= {callers.FORMULA, callers.OURS} and set(frame.direction) == {"forward", "backward"}
-    right = frame[frame.contender.isin((callers.FORMULA, callers.OURS))]
-    assert (right.status == "ok").all() and right.median_us.notna().all() and (right.launches == 1).all()
-    torchembed = frame[frame.contender == callers.TORCHEMBED]
-    assert (torchembed.gate_open == (case is TINY)).all() and not frame[
-        frame.contender != callers.TORCHEMBED
-    ].gate_open.any()
-    assert (right.extra_bytes == 1000 - right.tensor_bytes).all()
-
-
 def test_a_wrong_function_is_not_timed():
     t, g = torch.randn(2, *TINY.t)
     tables = callers.caller_tables(TINY, "cpu")

@@ -18,7 +18,7 @@ from ropelab.bench import dense, packages, packed, peak_memory, peers, qk_norm, 
 from ropelab.bench.compare import compare
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.peers import liger
-from ropelab.bench.workloads import DIRECTIONS, FEW_TOKENS_CELLS, FORMATS, Cell, Workload
+from ropelab.bench.workloads import DIRECTIONS, FORMATS, Cell, Workload
 from ropelab.kernels import INTERPRETED
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
@@ -188,14 +188,6 @@ def test_formats(on_cpu):
     assert [bar.what.split()[-1] for bar in bars] == ["sbhd", "bhsd", "qkv"] and {bar.cases for bar in bars} == {4}
 
 
-def test_few_tokens(on_cpu):
-    frame = right(dense.few_tokens(smoke=True), [*IDENTITY, *TIMES, "in_place", "bar"])
-    assert set(frame.bar) == {1 / 1.2} and set(frame.layout) == set(LAYOUTS) and set(frame.direction) == set(DIRECTIONS)
-    assert [bar.cases for bar in family_findings.few_tokens_bars(frame)] == [4]
-    cells = [cell.workload for cell in FEW_TOKENS_CELLS]
-    assert [(w.batch, w.seq_len, w.first_position) for w in cells] == [(1, n, 1000) for n in (1, 2, 4, 8)]
-
-
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter, so no GPU; there test_studies_run has them")
 def test_packed(on_cpu, monkeypatch):
     cases = [replace(PACKED, name=name) for name in (family_findings.ONE, family_findings.SKEWED)]
@@ -245,25 +237,6 @@ def test_a_wrong_norm_or_rotation_is_caught(on_cpu, wrong):
 
     what = "dk" if wrong == "gradient" else "q"
     assert qk_norm.status(rotate, SMALL, buffers, learned).startswith(f"wrong: {what} has relative error")
-
-
-def test_memory(on_cpu, monkeypatch):
-    def peak_bytes(call):
-        return 1 if call() is not None else 0
-
-    monkeypatch.setattr(peak_memory, "peak_bytes", peak_bytes)
-    frame = peak_memory.memory(smoke=True)
-    results = frame.set_index(["contender", "step"]).result_bytes
-    outputs = SMALL.bytes // 2
-    assert results["ropelab apply_rope"].to_dict() == {"forward": outputs, "forward and backward": 2 * outputs}
-    assert results["ropelab apply_qk_norm_rope"].to_dict() == {
-        "forward": outputs,
-        "forward and backward": 2 * outputs + 2 * 16 * 4,
-    }
-    assert results["hf_eager"]["forward"] == outputs and "direction" not in frame
-    assert [bar.cases for bar in family_findings.memory_bars(frame)] == [2, 2]
-    untimed = frame[frame.status != "ok"]
-    assert set(untimed.contender) == {"liger", "flash_attn"} and untimed.status.str.startswith("not run").all()
 
 
 def test_what_cannot_run_stays_in_the_table(on_cpu):

@@ -3,23 +3,18 @@
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 
 from ropelab import reference, rotary_table
-from ropelab.bench import packages, records
+from ropelab.bench import records
 from ropelab.bench.unavailable import Unavailable
-from ropelab.layout.pairing import LAYOUTS, join, pairs
+from ropelab.layout.pairing import LAYOUTS, join
 from ropelab.study.documents.sglang import (
-    binding,
-    contenders,
     evidence,
-    kernels,
     measure,
     models,
     operators,
@@ -32,10 +27,6 @@ from ropelab.study.engine.verdict import Outcome
 from tests.study.conftest import slower
 from tests.study.sentences import states
 from tests.support import change
-
-without_a_gpu = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="needs a machine without a GPU: on one test_the_studies_run_on_a_gpu has it"
-)
 
 
 def e2e(new=14716.08):
@@ -157,64 +148,7 @@ def test_the_model_writes_as_wide_as_it_says():
 # --------------------------------------------------------------------------------------- the measurements run
 
 
-@pytest.fixture
-def stubbed(monkeypatch, called_once):
-    """Small cells on the CPU: everything is called once and checked, and nothing is timed."""
-
-    def apply_rotary(x, cos, sin, interleaved=False, inplace=False):
-        assert inplace
-        layout = "interleaved" if interleaved else "split_half"
-        x0, x1 = pairs(x.float(), layout)
-        cos, sin = (t[: x.shape[1], None].float() for t in (cos, sin))
-        return x.copy_(join(x0 * cos - x1 * sin, x1 * cos + x0 * sin, layout))
-
-    def small(batch, seq_len, q_heads, k_heads, head_dim, layout="split_half"):
-        return cell(batch, min(seq_len, 4), min(q_heads, 4), min(k_heads, 4), head_dim, layout)
-
-    cell = measure._cell
-    monkeypatch.setattr(measure, "_cell", small)
-    monkeypatch.setattr(measure, "FIRST_GRID", ((1, 4, 2, 8),))
-    monkeypatch.setattr(measure, "QWEN_IMAGE_GRID", (1, 2, 2))
-    monkeypatch.setattr(measure, "DEVICE", "cpu")
-    monkeypatch.setattr(measure, "DTYPE", torch.float16)  # the interpreter has no bf16 arithmetic
-    monkeypatch.setattr(measure, "_require_gpu", lambda: None)
-    monkeypatch.setattr(measure, "_multiprocessors", lambda: 132)
-    monkeypatch.setattr(measure, "do_bench", lambda call, **options: (call(), [1.0] * 3)[1])
-    monkeypatch.setattr(measure, "kernel_names", lambda call: (call(), ["kernel"])[1])
-    monkeypatch.setattr(contenders, "_compiled", lambda layout: partial(contenders._overwrite, layout=layout))
-    monkeypatch.setattr(measure, "copy_contenders", lambda *args: {"copy: none": lambda: [lambda: None]})
-    monkeypatch.setattr(kernels, "operator", lambda state: operators.document)
-    monkeypatch.setattr(kernels, "by_one_block", lambda state, wide=False: operators.document)
-    monkeypatch.setattr(packages, "locate", lambda package, version=None, **options: _locate(package))
-    monkeypatch.setattr(packages, "load_file", lambda *args: SimpleNamespace(apply_rotary=apply_rotary))
-    rotary_embedding = SimpleNamespace(rotary_embedding=operators.positions_operator)
-    monkeypatch.setattr(contenders.vllm, "operators", lambda version=None: rotary_embedding)
-
-
-def _locate(package):
-    if package not in ("flash-attn", "vllm"):
-        raise packages.NotInstalled(f"{package} not installed")
-    return "2", Path("nowhere")
-
-
 TIMED = [name for name, study in studies.STUDIES.items() if study.timed]
-
-
-@without_a_gpu
-@pytest.mark.parametrize("study", TIMED)
-def test_every_contender_is_called_right(stubbed, study):
-    frame = studies.STUDIES[study](smoke=True)
-    untimed = frame[frame.status != "ok"]
-    assert untimed.status.str.startswith("not run").all(), untimed[["contender", "status"]].to_string()
-    assert set(untimed.contender) <= {peer.name for peer in (*contenders.PACKAGES, contenders.FROM_CPU)}
-
-
-@without_a_gpu
-def test_the_record_holds_what_the_steps_compare(stubbed):
-    frame = measure.protocols(smoke=True)
-    for peer in steps.STEPS:
-        assert steps.ratios(frame, peer).notna().all(axis=None)
-        assert steps.mixed_timers(frame, peer).notna().all()
 
 
 def test_the_same_call_tells_how_a_timer_repeats():
@@ -228,16 +162,6 @@ def test_the_same_call_tells_how_a_timer_repeats():
     said = steps.timer(records.load(PROTOCOLS, gpu="nvidia-h200").frame)
     found = ledger(document="sglang", only=["SG-04", "SG-05"], records=records.Selection(gpu="nvidia-h200"))
     assert all(said in remarks for remarks in found.remarks)
-
-
-def test_a_wrong_contender_is_not_timed(stubbed):
-    def nothing(workload, cos, sin):
-        return lambda q, k: (q.detach(), k.detach())
-
-    cell = measure._cell(1, 4, 4, 2, 8)
-    frame = measure._compared(cell, [binding.contender("does nothing", nothing)], rounds=1)
-    (row,) = frame[frame.contender == "does nothing"].itertuples()
-    assert row.status.startswith("wrong") and pd.isna(row.median_us)
 
 
 def test_without_a_gpu_nothing_is_measured(monkeypatch):
