@@ -9,9 +9,9 @@ feature that rotates has an even number.
 import torch
 
 from ropelab.arguments import FLOAT32, check_tensor, flag, integer, single, tensor
-from ropelab.autograd.rotation import transformed
 from ropelab.call.angles import given_tables
 from ropelab.call.block_scales import PACKED, SCALE_DTYPES, check_out, quantize, write
+from ropelab.call.dispatcher import transformed
 from ropelab.call.memory import empty_heads
 from ropelab.call.refusals import renamed
 from ropelab.call.where import Where, located

@@ -3,9 +3,9 @@
 import torch
 
 from ropelab.arguments import POSITION_DTYPES, check_tensor, integer
-from ropelab.autograd.rotation import transformed
 from ropelab.call.angles import given_angles
 from ropelab.call.cached_keys import as_keys, run
+from ropelab.call.dispatcher import transformed
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.call.refusals import renamed
 from ropelab.call.where import located

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from ropelab.arguments import check_tensor, flag, single
-from ropelab.autograd.rotation import transformed
 from ropelab.call.angles import given_angles
+from ropelab.call.dispatcher import transformed
 from ropelab.call.memory import empty_heads
-from ropelab.call.paged_cache import write
+from ropelab.call.paged_cache import Q_OUT, WRITE, write
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.call.refusals import renamed
 from ropelab.call.where import located
@@ -133,6 +133,22 @@ def rope_and_cache(
             GPU a slot beyond the cache is skipped.
         NotImplementedError: the call is under a transform of torch.func or in forward mode.
     """
+    made: tuple = (q_scale_out, k_scale_cache, v_scale_cache)
+    if q_scale_out is not None or k_scale_cache is not None:
+        check_seq_format(seq_format)
+        check_heads("q", q, seq_format)
+        made = made_scales(q.shape[:-1], value_cache, v_scale, *made)
+    given = [
+        key_cache, value_cache, q_out, k_out, v_out, q_nope_out, *made, q, k, v, q_nope, slot_mapping, q_weight,
+        k_weight, q_scale, k_scale, v_scale,
+    ]  # fmt: skip
+    said = eps, weight_offset, norm_first, layout, seq_format, frequencies is None
+    tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)
+    key, prepared = WRITE.look_up(said, given, *tensors, positions, offsets, axes, rotary_slice)
+    if prepared is not None:
+        given[Q_OUT] = q_out = empty_heads(q) if q_out is None else q_out
+        prepared(given, *tensors, positions, offsets)
+        return q_out
     if transformed():
         raise NotImplementedError("rope_and_cache: expected no transform of torch.func and no forward mode, got one")
     check_seq_format(seq_format)
@@ -140,13 +156,9 @@ def rope_and_cache(
     angles = given_angles(cos, sin, frequencies)
     where = located(q, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
     norm = given_norm(q_weight, k_weight, eps, weight_offset, norm_first)
-    q_out = empty_heads(q) if q_out is None else q_out
-    made = made_scales(q.shape[:-1], value_cache, v_scale, q_scale_out, k_scale_cache, v_scale_cache)
-    given = (
-        key_cache, value_cache, q_out, k_out, v_out, q_nope_out, *made, q, k, v, q_nope, slot_mapping, q_weight,
-        k_weight, q_scale, k_scale, v_scale,
-    )  # fmt: skip
+    given[Q_OUT] = q_out = empty_heads(q) if q_out is None else q_out
     write(given, where, norm)
+    WRITE.remember(key, given, where, norm)
     return q_out
 
 

@@ -9,6 +9,7 @@ from ropelab.arguments import single
 from ropelab.autograd.qk_norm import differentiated
 from ropelab.call.angles import given_tables
 from ropelab.call.checks import check_fixed_tables
+from ropelab.call.qk_norm import FORWARD
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
 
@@ -60,9 +61,15 @@ def apply_qk_norm_rope(
         TypeError, ValueError: as `apply_rope`; a weight has the wrong shape, dtype or device; ``eps`` is negative; or a
             table requires grad.
     """
+    given, said = (q, k, q_weight, k_weight), (eps, layout, seq_format)
+    key, prepared = FORWARD.look_up(said, given, cos, sin, positions, offsets, axes, rotary_slice)
+    if prepared is not None:
+        return prepared(given, cos, sin, positions, offsets)
     if isinstance(q, Proxy):
         return recorded(apply_qk_norm_rope, locals())
     where = located(q, given_tables(cos, sin), positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
     eps = single("eps", eps, at_least=0)
     check_fixed_tables(cos, sin)
-    return differentiated(q, k, q_weight, k_weight, where, eps)
+    ys = differentiated(*given, where, eps)
+    FORWARD.remember(key, given, where, eps)
+    return ys

@@ -9,6 +9,7 @@ from torch.fx import Proxy
 from ropelab.arguments import flag
 from ropelab.autograd.rotation import differentiated
 from ropelab.call.angles import given_angles
+from ropelab.call.rotation import ROTATE, ROTATE_IN_PLACE
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
 
@@ -140,9 +141,18 @@ def apply_rope(
     the host would have to wait for the positions: there a position without a row yields NaN, and nothing is read out of
     bounds.
     """
+    operation, given = ROTATE_IN_PLACE if inplace is True else ROTATE, (q, k)
+    said = layout, out_layout, seq_format, inverse, inplace, frequencies is None
+    tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)
+    key, prepared = operation.look_up(said, given, *tensors, positions, offsets, axes, rotary_slice)
+    if prepared is not None:
+        ys = prepared(given, *tensors, positions, offsets)
+        return ys[0] if k is None else ys
     if isinstance(q, Proxy):
         return recorded(apply_rope, locals())
     inverse, inplace = flag("inverse", inverse), flag("inplace", inplace)
     angles = given_angles(cos, sin, frequencies)
     where = located(q, angles, positions, offsets, layout, out_layout, seq_format, rotary_slice, inverse, axes)
-    return differentiated(q, k, where, inplace)
+    ys = differentiated(q, k, where, inplace)
+    operation.remember(key, given, where)
+    return ys

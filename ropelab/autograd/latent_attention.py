@@ -8,12 +8,12 @@ torch operations and a rotation replace the kernels.
 import torch
 
 from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
-from ropelab.autograd.rotation import check_untransformed, needs_autograd, rotate_recorded, transformed
+from ropelab.autograd.rotation import check_untransformed, needs_autograd, rotate_recorded
 from ropelab.autograd.rotation import differentiated as rotated
 from ropelab.call.checks import check_inplace_autograd, check_memory, check_recordable, check_writable
+from ropelab.call.dispatcher import copy_over, must_dispatch, transformed
 from ropelab.call.latent_attention import check_latent_arguments, check_tail, run_backward, run_forward, turn_tail
 from ropelab.call.memory import overlaps_itself
-from ropelab.call.operation import copy_over, must_dispatch
 from ropelab.call.where import Where
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
-from ropelab.autograd.rotation import needs_autograd, rotate_recorded, transformed
+from ropelab.autograd.rotation import needs_autograd, rotate_recorded
 from ropelab.call.checks import check_recordable
-from ropelab.call.qk_norm import check_qk_norm_arguments, run_backward, run_forward
+from ropelab.call.dispatcher import transformed
+from ropelab.call.qk_norm import FORWARD, check_qk_norm_arguments, run_backward
 from ropelab.call.where import Where, along_axes
 from ropelab.kernels import NO_POSITION, rotate_torch
 from ropelab.layout.seq_format import from_bshd
@@ -25,7 +26,7 @@ def differentiated(q, k, q_weight, k_weight, where: Where, eps: float):
         check_qk_norm_arguments(given, where)
         return composed(*given, where, eps)
     if not needs_autograd(*given):
-        return run_forward(*given, where, eps)
+        return FORWARD.run(given, where, eps)
     return _QKNormRope.apply(*given, *where.flat, eps)
 
 
@@ -57,7 +58,8 @@ _NAMES = "q", "k", "q_weight", "k_weight", "cos", "sin", "positions"
 class _QKNormRope(torch.autograd.Function):
     @staticmethod
     def forward(q, k, q_weight, k_weight, cos, sin, positions, first_position, options, eps):
-        return run_forward(q, k, q_weight, k_weight, Where.of(cos, sin, positions, first_position, options), eps)
+        where = Where.of(cos, sin, positions, first_position, options)
+        return tuple(FORWARD.run((q, k, q_weight, k_weight), where, eps))
 
     @staticmethod
     def setup_context(ctx, inputs, outputs):

@@ -5,7 +5,6 @@ transposed rotation reads the layout that the forward writes, and turns by minus
 """
 
 import torch
-from torch.autograd import forward_ad
 
 from ropelab.autograd.batching import is_batched_gradient, rotate_batched, rotate_batched_gradients
 from ropelab.autograd.table_gradients import table_gradients
@@ -19,7 +18,7 @@ from ropelab.call.checks import (
     check_rope_arguments,
     check_writable,
 )
-from ropelab.call.operation import copy_over, must_dispatch
+from ropelab.call.dispatcher import copy_over, must_dispatch, transformed
 from ropelab.call.rotation import rotate_or_dispatch
 from ropelab.call.where import Where
 
@@ -38,11 +37,6 @@ def needs_autograd(*tensors: torch.Tensor | None) -> bool:
             if getattr(x, "requires_grad", False):
                 return True
     return transformed()
-
-
-def transformed() -> bool:
-    """Whether a transform of torch.func or forward mode is active."""
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def check_untransformed() -> None:

@@ -29,8 +29,8 @@ class Tables:
         return self.cos, self.sin
 
     @property
-    def named(self) -> dict[str, torch.Tensor]:
-        """The name of the argument -> the tensor."""
+    def named(self) -> dict[str, torch.Tensor | None]:
+        """The name of the argument -> the tensor, as `tensors`."""
         return {"cos": self.cos, "sin": self.sin}
 
     @property
@@ -83,9 +83,9 @@ class Frequencies:
         return self.numbers, None
 
     @property
-    def named(self) -> dict[str, torch.Tensor]:
-        """The name of the argument -> the tensor."""
-        return {"frequencies": self.numbers}
+    def named(self) -> dict[str, torch.Tensor | None]:
+        """The name of the argument -> the tensor, as `tensors`."""
+        return {"frequencies": self.numbers, "sin": None}
 
     @property
     def columns(self) -> int:

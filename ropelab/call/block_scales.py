@@ -4,7 +4,7 @@ import torch
 
 from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor
 from ropelab.call.checks import check_no_grad, check_places, check_rope_arguments
-from ropelab.call.operation import Operation, Tensors, operator, write_through
+from ropelab.call.operation import Operation, Tensors
 from ropelab.call.paged_cache_checks import check_adjacent, check_slots
 from ropelab.call.where import Where
 from ropelab.kernels.block_scales import Blocks, Page
@@ -124,13 +124,16 @@ WRITE = ("kv_cache", "q_out", "q", "kv", "slot_mapping")
 """The arguments of the calls, in the order of their tuples."""
 _QUANTIZE = Operation(
     "block_scales", "quantize", QuantizeTensors, QUANTIZE, _check_quantize, writes=3,
-    check_contents=lambda given, where, *numbers: check_places(given[3], where),
     numbers=lambda dim, amax_epsilon, round_first, scale: (Blocks(dim, amax_epsilon, round_first), scale),
 )  # fmt: skip
+_QUANTIZE.operator(
+    "ropelab::rope_and_quantize", "int block_dim, float amax_epsilon, bool round_first, float weight_scale"
+)
 _WRITE = Operation(
     "block_scales", "write", BlockScaledCacheTensors, WRITE, _check_write, writes=2, same={"q_out": "q"},
-    check_contents=_check_write_contents,
+    check_contents=_check_write_contents, checks_addresses=True,
 )  # fmt: skip
+_WRITE.operator("ropelab::rope_and_block_scaled_cache", "float eps, int block_size, int block_dim")
 
 
 def quantize(given: Tensors, where: Where, *numbers: float) -> None:
@@ -140,7 +143,7 @@ def quantize(given: Tensors, where: Where, *numbers: float) -> None:
         numbers: the features of a block, ``amax_epsilon``, ``round_first`` and the factor of the weights.
     """
     check_no_grad(QUANTIZE, given, where)
-    write_through(_QUANTIZE, rope_and_quantize, given, where, numbers, numbers, *given[3:])
+    _QUANTIZE.run(given, where, *numbers)
 
 
 def write(given: Tensors, where: Where, *numbers: float) -> None:
@@ -150,27 +153,4 @@ def write(given: Tensors, where: Where, *numbers: float) -> None:
         numbers: the epsilon of the norm, the tokens of a block of the cache and the features with a common scale.
     """
     check_no_grad(WRITE, given, where)
-    write_through(_WRITE, rope_and_block_scaled_cache, given, where, numbers, numbers, *given[2:4])
-
-
-def _run_quantize(*arguments) -> None:
-    """The operator ``ropelab::rope_and_quantize``, which writes to its arguments and returns nothing."""
-    _QUANTIZE(arguments[:5], Where.of_operator(*arguments[5:-4]), *arguments[-4:])
-
-
-def _run_write(*arguments) -> None:
-    """The operator ``ropelab::rope_and_block_scaled_cache``, which writes to its arguments and returns nothing."""
-    _WRITE(arguments[:5], Where.of_operator(*arguments[5:-3]), *arguments[-3:])
-
-
-rope_and_quantize = operator(
-    "ropelab::rope_and_quantize",
-    "Tensor(a!) out, Tensor(b!)? scales, Tensor(c!)? weights_out, Tensor x, Tensor? weights",
-    "int block_dim, float amax_epsilon, bool round_first, float weight_scale", "()", _run_quantize,
-    lambda *arguments: None, mutates=QUANTIZE[:3],
-)  # fmt: skip
-rope_and_block_scaled_cache = operator(
-    "ropelab::rope_and_block_scaled_cache",
-    "Tensor(a!) kv_cache, Tensor(b!) q_out, Tensor q, Tensor kv, Tensor slot_mapping",
-    "float eps, int block_size, int block_dim", "()", _run_write, lambda *arguments: None, mutates=WRITE[:2],
-)  # fmt: skip
+    _WRITE.run(given, where, *numbers)

@@ -4,19 +4,18 @@ import torch
 
 from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor
 from ropelab.call.checks import check_no_grad, check_places, check_rope_arguments
-from ropelab.call.operation import Operation, Tensors, operator, write_through
+from ropelab.call.operation import Operation, Tensors
 from ropelab.call.paged_cache_checks import CACHE_DTYPES, check_adjacent, check_made_scale
 from ropelab.call.where import Where
 from ropelab.kernels.tensors import CachedKeys
 
 NAMES = "key_cache", "k_scale_cache", "slots"
-_WRITES = 2
 
 
 def run(given: Tensors, where: Where) -> None:
     """Make a call with tensors in the order of `NAMES`: through the dispatcher if `must_dispatch`, else directly."""
     check_no_grad(NAMES, given, where)
-    write_through(_ROTATE, rotate_cached_keys, given, where, (), (), given[0], None)
+    _ROTATE.run(given, where)
 
 
 def as_keys(key_cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -56,16 +55,6 @@ def check_contents(given: Tensors, where: Where) -> None:
 
 
 _ROTATE = Operation(
-    "cached_keys", "rotate", CachedKeys, NAMES, check_call, check_contents=check_contents, writes=_WRITES
+    "cached_keys", "rotate", CachedKeys, NAMES, check_call, check_contents=check_contents, writes=2, heads=(0,)
 )
-
-
-def _rotate(key_cache, k_scale_cache, slots, *arguments) -> None:
-    """The operator ``ropelab::rotate_cached_keys``, which writes to its arguments and returns nothing."""
-    _ROTATE((key_cache, k_scale_cache, slots), Where.of_operator(*arguments))
-
-
-rotate_cached_keys = operator(
-    "ropelab::rotate_cached_keys", "Tensor(a!) key_cache, Tensor(b!)? k_scale_cache, Tensor slots", "", "()", _rotate,
-    lambda *arguments: None, mutates=NAMES[:_WRITES],
-)  # fmt: skip
+_ROTATE.operator("ropelab::rotate_cached_keys")

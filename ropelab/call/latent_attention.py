@@ -10,30 +10,24 @@ import torch
 
 from ropelab.arguments import dtype_name
 from ropelab.call.checks import INPLACE, check_rope_arguments
-from ropelab.call.operation import Operation, must_dispatch, operator
-from ropelab.call.where import Where
+from ropelab.call.operation import Operation
+from ropelab.call.where import Options, Where
 from ropelab.kernels.tensors import LatentGradients, LatentTensors, TailTensors
 from ropelab.layout.seq_format import check_heads
 
 
 def run_forward(kv, k_pe, where: Where, copy_value: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Assemble key and value: through the dispatcher if `must_dispatch`, else directly.
+    """Assemble key and value.
 
     Without ``copy_value`` the value is a view of kv, taken here: an operator of the dispatcher may not return one.
     """
-    if must_dispatch(kv, k_pe, ("kv", "k_pe")):
-        check_latent_arguments((kv, k_pe), where)
-        made = assemble_mla(kv, k_pe, *where.for_operators, copy_value)
-    else:
-        made = _FORWARD((kv, k_pe), where, copy_value)
+    made = _FORWARD.run((kv, k_pe), where, copy_value)
     return made[0], made[1] if copy_value else kv[..., where.options.slice(0)[0] :]
 
 
 def run_backward(key_grad, value_grad, where: Where) -> Sequence[torch.Tensor]:
     """The gradients of kv and k_pe; ``where`` is the transposed rotation."""
-    if must_dispatch(key_grad, value_grad):
-        return assemble_mla_backward(key_grad, value_grad, *where.for_operators)
-    return _BACKWARD((key_grad, value_grad), where)
+    return _BACKWARD.run((key_grad, value_grad), where)
 
 
 def turn_tail(q: torch.Tensor, where: Where) -> None:
@@ -75,20 +69,20 @@ def check_latent_arguments(given, where: Where, copy_value: bool = True) -> None
         raise ValueError(f"k_pe: expected kv's device {kv.device}, got {k_pe.device}")
 
 
-def _make_heads(given, where: Where, copy_value: bool) -> list[torch.Tensor | None]:
+def _make_heads(given, options: Options, copy_value: bool) -> list[torch.Tensor | None]:
     """The key and, with ``copy_value``, the value, both contiguous."""
     kv, k_pe = given
-    heads, nope_dim = kv.shape[:-1], where.options.slice(0)[0]
+    heads, nope_dim = kv.shape[:-1], options.slice(0)[0]
     key = kv.new_empty((*heads, nope_dim + k_pe.shape[-1]))
     return [key, kv.new_empty((*heads, kv.shape[-1] - nope_dim)) if copy_value else None]
 
 
-def _make_gradients(given, where: Where) -> list[torch.Tensor]:
+def _make_gradients(given, options: Options) -> list[torch.Tensor]:
     """The gradients of kv and k_pe, both contiguous."""
     key_grad, value_grad = given
-    (first, end), heads = where.options.slice(0), [*key_grad.shape[:-1]]
+    (first, end), heads = options.slice(0), [*key_grad.shape[:-1]]
     kv_grad = key_grad.new_empty((*heads, first + value_grad.shape[-1]))
-    heads[where.options.seq_format.index("h")] = 1
+    heads[options.seq_format.index("h")] = 1
     return [kv_grad, key_grad.new_empty((*heads, end - first))]
 
 
@@ -96,36 +90,12 @@ _FORWARD = Operation(
     "latent", "forward", LatentTensors, ("kv", "k_pe"), check_latent_arguments, _make_heads,
     numbers=lambda copy_value: (),
 )  # fmt: skip
+_FORWARD.operator("ropelab::assemble_mla", "bool copy_value", "Tensor[]")
 _BACKWARD = Operation(
-    "latent", "backward", LatentGradients, ("key_grad", "value_grad"), lambda given, where: None, _make_gradients,
-    check_contents=lambda given, where, *numbers: None,
-)  # fmt: skip
-_TURN_TAIL = Operation(
-    "latent", "turn_tail", TailTensors, ("q",), lambda given, where: check_tail(given[0], where),
-    writes=1, condition=INPLACE,
-)  # fmt: skip
-
-
-def _assemble(kv, k_pe, *arguments) -> list[torch.Tensor]:
-    """The operator ``ropelab::assemble_mla``: the key and, if the last argument says so, the value."""
-    made = _FORWARD((kv, k_pe), Where.of_operator(*arguments[:-1]), arguments[-1])
-    return [x for x in made if x is not None]
-
-
-def _assemble_fake(kv, k_pe, *arguments) -> list[torch.Tensor]:
-    made = _make_heads((kv, k_pe), Where.of_operator(*arguments[:-1]), arguments[-1])
-    return [x for x in made if x is not None]
-
-
-def _transpose(key_grad, value_grad, *arguments) -> Sequence[torch.Tensor]:
-    """The operator ``ropelab::assemble_mla_backward``: the gradients of kv and k_pe."""
-    return _BACKWARD((key_grad, value_grad), Where.of_operator(*arguments))
-
-
-assemble_mla = operator(
-    "ropelab::assemble_mla", "Tensor kv, Tensor k_pe", "bool copy_value", "Tensor[]", _assemble, _assemble_fake
+    "latent", "backward", LatentGradients, ("key_grad", "value_grad"), lambda given, where: None, _make_gradients
 )
-assemble_mla_backward = operator(
-    "ropelab::assemble_mla_backward", "Tensor key_grad, Tensor value_grad", "", "Tensor[]", _transpose,
-    lambda key_grad, value_grad, *arguments: _make_gradients((key_grad, value_grad), Where.of_operator(*arguments)),
+_BACKWARD.operator("ropelab::assemble_mla_backward", "", "Tensor[]")
+_TURN_TAIL = Operation(
+    "latent", "turn_tail", TailTensors, ("q",), lambda given, where: check_tail(given[0], where), writes=1,
+    condition=INPLACE, heads=(0,),
 )  # fmt: skip

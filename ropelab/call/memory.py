@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
+from ropelab.call.remembered import Remembered
+
 
 def is_plain(x: torch.Tensor) -> bool:
     """Whether a tensor has memory itself; a class that takes PyTorch's operations over may hold it elsewhere."""
@@ -99,8 +101,8 @@ class DisjointCheck:
             for j in (*range(i), *range(count, len(tensors)))
             if sizes[i] and sizes[j]
         ]
-        self._found_disjoint: set[tuple] = set()
-        self._addresses: set[tuple] = set()
+        self._found_disjoint: Remembered[tuple, bool] = Remembered(64)
+        self._addresses: Remembered[tuple, bool] = Remembered(64)
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         """Check the tensors, in the order of ``written`` and ``read``."""
@@ -112,18 +114,8 @@ class DisjointCheck:
             count = len(self.written)
             written = dict(zip(self.written, tensors[:count], strict=True))
             check_disjoint(written, dict(zip(self.read, tensors[count:], strict=True)), self.same, self.where)
-            _add(self._found_disjoint, meeting)
-        _add(self._addresses, at)
-
-
-_MOST = 64
-
-
-def _add(found: set[tuple], member: tuple) -> None:
-    """Add to a set that starts anew when it is full."""
-    if len(found) >= _MOST:
-        found.clear()
-    found.add(member)
+            self._found_disjoint.keep(meeting, True)
+        self._addresses.keep(at, True)
 
 
 def overlaps_itself(x: torch.Tensor) -> bool:

@@ -4,66 +4,99 @@ A call with few tokens lasts a few microseconds on a GPU, so the host must not s
 of the host's work depends on properties of the arguments that repeat from layer to layer and from step to step. These
 properties form a key. The checks and the launch of a call are prepared once for a key.
 
+A public function looks up what its caller passed (`Operation.look_up`) before it makes anything of it. A call that
+finds nothing there is checked, becomes a `Where` and the tensors of an `Operation`, and is looked up once more as such:
+calls that are written in several ways share a launch, and so do those of autograd and of the dispatcher.
+
 Plain tensors in eager mode bypass PyTorch's dispatcher, because the dispatcher takes longer than the rest of the call.
 All others take an operator of the dispatcher, for torch.compile, torch.export and fake tensors.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd.graph import increment_version
 
 from ropelab.call.checks import check_places, check_writable
+from ropelab.call.dispatcher import PLAIN, is_subclass, must_dispatch, operator, watched
 from ropelab.call.memory import DisjointCheck, check_disjoint, is_plain, is_same_view
+from ropelab.call.remembered import Remembered
 from ropelab.call.where import SCHEMA, Options, Where, along_axes
 from ropelab.kernels import backend, uses_triton
 from ropelab.kernels.backends import forced_backend
 from ropelab.kernels.rotation import MAX_BATCH, MOST_ROWS
 from ropelab.layout.seq_format import SEQ_AXIS, rank, to_bshd
 
-Tensors: TypeAlias = tuple[Any, ...]
+Tensors: TypeAlias = Sequence[Any]
 """Tensors in the order of an operation; None for a tensor that a call lacks."""
 
 
-class Prepared(NamedTuple):
-    """What a key keeps: a launch, the check of the memory that it writes, and the tokens of a sequence."""
+@dataclass(slots=True, eq=False)
+class Prepared:
+    """What calls with the same key share.
+
+    Attributes:
+        launch: ``launch(tensors, first_position, table_rows)``.
+        check_memory: the check of the memory that a call writes.
+        seq_len: the tokens of a sequence.
+        operation, options, numbers: what is called.
+        on_host: the host sees the contents of tensors, and checks them in every call.
+    """
 
     launch: Callable[[Tensors, int, int], Any]
-    """``launch(tensors, first_position, table_rows)``"""
     check_memory: DisjointCheck | None
     seq_len: int
+    operation: Any = None
+    options: Any = None
+    numbers: tuple = ()
+    on_host: bool = False
+
+    def __call__(self, given: Tensors, cos: Any, sin: Any, positions: Any, offsets: Any) -> Any:
+        """Make a call, and return what it makes.
+
+        Args:
+            cos, sin: `Angles.tensors`.
+            positions, offsets: as for `apply_rope`; an int is at least 0.
+        """
+        operation, options = self.operation, self.options
+        if type(offsets) is not int:
+            positions, offsets = offsets, 0
+        rows = MOST_ROWS if sin is None else min(cos.shape[-2], MOST_ROWS)
+        if self.check_memory is not None:
+            self.check_memory(*given, cos, sin, positions)
+        if self.on_host or (positions is None and offsets + self.seq_len > rows):
+            where = Where.of(cos, sin, positions, offsets, options)
+            if operation.check_contents is None:
+                check_places(given[operation.heads[0]], where)
+            else:
+                operation.check_contents(given, where, *self.numbers)
+        written = [x for x in given[: operation.writes] if x is not None] if operation.writes else ()
+        for x in written:
+            if x.is_inference():
+                check_writable(operation.names, given[: operation.writes], operation.condition)
+        made = operation.make(given, options, *self.numbers)
+        if written:  # autograd does not see a kernel write, and a function that saved a tensor must fail
+            increment_version(written)
+        self.launch((*given, *made, cos, cos if sin is None else sin, positions), offsets, rows)
+        return made
 
 
 REFUSED = Prepared(lambda tensors, first_position, table_rows: None, None, 0)
 """What the key of calls keeps that the kernel does not serve."""
 
 
-class PreparedCalls(dict[Hashable, Prepared]):
-    """The prepared calls by their keys. A full cache starts anew, so that shapes that never repeat do not fill memory.
-
-    Args:
-        most: the largest number of entries.
-    """
-
-    def __init__(self, most: int = 4096):
-        super().__init__()
-        self.most = most
-
-    def keep(self, key: Hashable | None, prepared: Prepared) -> None:
-        """Keep ``prepared`` for calls with ``key``; a key of None keeps nothing."""
-        if key is None:
-            return
-        if len(self) >= self.most:
-            self.clear()
-        self[key] = prepared
-
+PreparedCalls: TypeAlias = Remembered[Hashable, Prepared]
 
 prepared_calls = PreparedCalls()
+"""The prepared calls by their keys: those of `Operation.look_up`, and those of operations."""
+
+_WITHOUT_KEY = AttributeError, IndexError, RuntimeError, TypeError
+"""What the properties of a wrong argument raise. Its call has no key, and the checks name the argument."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Operation:
     """An operation: what its calls are given, check, make and launch.
 
@@ -73,13 +106,16 @@ class Operation:
         names: the names of the given tensors in messages.
         check: ``check(given, where, *numbers)`` raises TypeError or ValueError for arguments that the kernels cannot
             serve. It looks at everything but the contents of tensors.
-        make: ``make(given, where, *numbers)`` allocates the results; an operation in place makes nothing.
+        make: ``make(given, options, *numbers)`` allocates the results; an operation in place makes nothing.
         numbers: ``numbers(*numbers)`` are the further arguments of the function.
-        check_contents: ``check_contents(given, where, *numbers)`` raises ValueError for contents that the host can see;
-            every call makes this check. By default it is `check_places` of the first tensor.
+        check_contents: ``check_contents(given, where, *numbers)`` raises ValueError for contents that the host sees
+            without waiting for a GPU. By default it is `check_places` of the tokens.
         writes: so many given tensors, the first ones, are written.
         same: a written tensor -> the tensor that may be the same view.
         condition: the words of a message for a call in place.
+        heads: the given tensors whose class and device decide for all; the first has the tokens. By default those are
+            the first two that are only read.
+        checks_addresses: ``check_contents`` looks at addresses as well, so calls on a GPU make it, too.
     """
 
     module: str
@@ -87,74 +123,168 @@ class Operation:
     tensors: Any
     names: tuple[str, ...]
     check: Callable[..., None]
-    make: Callable[..., Sequence[Any]] = lambda given, where, *numbers: ()
+    make: Callable[..., Sequence[Any]] = lambda given, options, *numbers: ()
     numbers: Callable[..., tuple] = lambda *numbers: numbers
     check_contents: Callable[..., None] | None = None
     writes: int = 0
     same: Mapping[str, str] = field(default_factory=dict)
     condition: str = ""
+    heads: tuple[int, ...] = ()
+    checks_addresses: bool = False
+    dispatched: Callable[..., Any] = field(init=False, repr=False)
+    """The operator of PyTorch's dispatcher that `operator` made."""
+
+    def __post_init__(self):
+        self.heads = self.heads or (self.writes, self.writes + 1)
+
+    def look_up(
+        self,
+        said: tuple,
+        given: Tensors,
+        cos: Any,
+        sin: Any,
+        positions: Any,
+        offsets: Any,
+        axes: Any = None,
+        rotary_slice: Any = None,
+    ) -> tuple[Hashable | None, Prepared | None]:
+        """The key of a call as its caller wrote it, and what earlier calls with this key prepared.
+
+        Nothing is prepared, and there is no key, where autograd, a compiler, a transform or a mode sees the call, where
+        a class of tensors takes PyTorch's operations over, and where the host makes a tensor for the call.
+
+        Args:
+            said: the arguments that are neither tensors nor named here.
+        """
+        if watched():
+            return None, None
+        if type(offsets) is not int:
+            if positions is not None:
+                return None, None
+            positions = offsets
+        elif offsets < 0 or (offsets and positions is not None):
+            return None, None
+        records, tensors = torch.is_grad_enabled(), (*given, cos, sin, positions)
+        try:
+            for x in tensors:
+                if type(x) not in PLAIN or (records and x is not None and x.requires_grad):
+                    return None, None
+            key = (
+                self, forced_backend(), said, *map(type, said), type(offsets), axes, rotary_slice,
+                *_types(axes), *_types(rotary_slice), *_properties(tensors),
+            )  # fmt: skip
+            return key, prepared_calls.get(key)
+        except _WITHOUT_KEY:
+            return None, None
+
+    def remember(self, key: Hashable | None, given: Tensors, where: Where, *numbers: Hashable) -> None:
+        """Let calls with ``key``, a key of `look_up`, share what the call with these arguments has prepared."""
+        if key is not None and (prepared := prepared_calls.get(self._key(given, where, numbers))) is not None:
+            prepared_calls.keep(key, prepared)
+
+    def _key(self, given: Tensors, where: Where, numbers: tuple) -> Hashable | None:
+        angles, positions, _, options = where
+        try:
+            rows = angles.position_count if self.writes else 0
+            return (
+                self, options, numbers, forced_backend(), rows, angles.key(), *_properties((*given, positions))
+            )  # fmt: skip
+        except _WITHOUT_KEY:
+            return None
 
     def __call__(self, given: Tensors, where: Where, *numbers: Hashable) -> Any:
         """Execute the operation on plain tensors, and return what it makes; or None where no kernel serves the call."""
-        angles, positions, first_position, options = where
-        rows, writes = 0, self.writes
+        angles, positions, first_position, _ = where
+        key, prepared = self._key(given, where, numbers), None
         try:
-            rows = angles.position_count
-            key: Hashable | None = (
-                self, options, numbers, forced_backend(), angles.key(), rows if writes else 0,
-                *[
-                    None if x is None else (type(x), x.shape, x.stride(), x.dtype, x.device, x.layout)
-                    for x in (*given, positions)
-                ],
-            )  # fmt: skip
-            prepared = prepared_calls.get(key)
-        except (AttributeError, IndexError, RuntimeError, TypeError):  # the checks name the argument that is wrong
-            key = prepared = None
-        check_memory = None if prepared is None else prepared.check_memory
-        if prepared is REFUSED:
-            return None
-        if prepared is None:
-            self.check_plain(given, where)
-            self.check(given, where, *numbers)
-            if writes:
-                check_memory = self._check_of_memory(given, where)
-        try:
-            if check_memory is not None:
-                check_memory(*given, *(angles.tensors[:1] if angles.table_free else angles.tensors), positions)
-            if self.check_contents is not None:
-                self.check_contents(given, where, *numbers)
-            elif prepared is None or positions is not None or first_position + prepared.seq_len > rows:
-                check_places(given[0], where)
-            written = [x for x in given[:writes] if x is not None] if writes else ()
-            for x in written:
-                if x.is_inference():
-                    check_writable(self.names, given[:writes], self.condition)
-            made = self.make(given, where, *numbers)
-            tensors = *given, *made, *angles.for_kernels, positions
+            try:
+                prepared = prepared_calls.get(key)
+            except TypeError:  # an axis that is a list has no hash
+                key = None
             if prepared is None:
-                seq_len = given[0].shape[SEQ_AXIS[options.seq_format]]
-                launch = self.prepare(tensors, where, *numbers)
-                prepared = REFUSED if launch is None else Prepared(launch, check_memory, seq_len)
+                prepared = self._prepared(given, where, numbers)
                 prepared_calls.keep(key, prepared)
-                if launch is None:
-                    return None
-            if writes:  # autograd does not see a kernel write, and a function that saved a tensor must fail
-                increment_version(written)
-            prepared.launch(tensors, first_position, rows if rows < MOST_ROWS else MOST_ROWS)
+            return None if prepared is REFUSED else prepared(given, *angles.tensors, positions, first_position)
         except RuntimeError:  # a tensor without memory, where others had prepared the call
             self.check_plain(given, where)
             raise
+
+    def run(self, given: Tensors, where: Where, *numbers: Hashable, flat: tuple | None = None) -> Any:
+        """Make a call: through the dispatcher if `must_dispatch`, else directly.
+
+        Args:
+            flat: the numbers of the operator, where they are others than those of the operation.
+        """
+        i, j = self.heads[0], self.heads[-1]
+        if not must_dispatch(given[i], given[j], (self.names[i], self.names[j])):
+            return self(given, where, *numbers)
+        self.check(given, where, *numbers)
+        named, new = dict(zip(self.names, given, strict=True)), {}
+        if self.writes and not torch.compiler.is_compiling():  # compilers cannot follow this check
+            check_disjoint(*self._written_and_read(given, where), self.same)
+        # Compilers follow no operator that writes over its own input, so the operator gets new tensors there.
+        for name, source in self.same.items():
+            out, x = named[name], named[source]
+            if out is not None and x is not None and is_same_view(out, x):
+                new[name] = torch.empty_like(out)
+        made = self.dispatched(*(named | new).values(), *where.for_operators, *(numbers if flat is None else flat))
+        for name, x in new.items():
+            named[name].copy_(x)
         return made
+
+    def operator(
+        self, name: str, numbers: str = "", result: str = "()", read: Callable[..., tuple] = lambda given, *flat: flat
+    ) -> None:
+        """Make the operation an operator of PyTorch's dispatcher.
+
+        Args:
+            name: ``"ropelab::..."``.
+            numbers, result: the schema of the numbers, and of the result.
+            read: ``read(given, *flat)`` are the numbers of the operation, where those of the operator are others.
+        """
+        count, end = len(self.names), len(self.names) + SCHEMA.count(",") + 1
+        given = ", ".join(
+            f"Tensor{f'({chr(97 + i)}!)' if i < self.writes else ''}{'' if kind is torch.Tensor else '?'} {argument}"
+            for i, (argument, kind) in enumerate(zip(self.names, self.tensors.__annotations__.values(), strict=False))
+        )
+
+        def called(function: Callable, arguments: tuple) -> Any:
+            given = arguments[:count]
+            made = function(given, Where.of_operator(*arguments[count:end]), *read(given, *arguments[end:]))
+            return None if result == "()" else [x for x in made if x is not None]
+
+        def run(*arguments):
+            return called(self, arguments)
+
+        def fake(*arguments):
+            return called(lambda given, where, *numbers: self.make(given, where.options, *numbers), arguments)
+
+        self.dispatched = operator(name, given, numbers, result, run, fake, self.names[: self.writes])
 
     def check_plain(self, given: Tensors, where: Where) -> None:
         """Raise TypeError for a tensor whose class takes PyTorch's operations over, and so has no memory of its own."""
         named = [*zip(self.names, given, strict=True)]  # a result may have been made of an input that is wrong
         check_plain((*named[self.writes :], *where.read.items(), *named[: self.writes]))
 
-    def _check_of_memory(self, given: Tensors, where: Where) -> DisjointCheck:
-        named = dict(zip(self.names, given, strict=True))
-        written = {name: named.pop(name) for name in self.names[: self.writes]}
-        return DisjointCheck(written, {**named, **where.read}, self.same, self.condition)
+    def _written_and_read(self, given: Tensors, where: Where) -> tuple[dict, dict]:
+        """The tensors by their names, in the order of ``given``, of the tables and of the positions."""
+        named = [*zip(self.names, given, strict=True)]
+        return dict(named[: self.writes]), {**dict(named[self.writes :]), **where.read}
+
+    def _prepared(self, given: Tensors, where: Where, numbers: tuple) -> Prepared:
+        """Check a call, all but the contents of its tensors, and choose how it runs."""
+        self.check_plain(given, where)
+        self.check(given, where, *numbers)
+        check_memory = None
+        if self.writes:
+            check_memory = DisjointCheck(*self._written_and_read(given, where), self.same, self.condition)
+        made, options, x = self.make(given, where.options, *numbers), where.options, given[self.heads[0]]
+        launch = self.prepare((*given, *made, *where.angles.for_kernels, where.positions), where, *numbers)
+        if launch is None:
+            return REFUSED
+        seq_len = x.shape[SEQ_AXIS[options.seq_format]]
+        on_host = not x.is_cuda and (where.positions is not None or self.check_contents is not None)
+        return Prepared(launch, check_memory, seq_len, self, options, numbers, self.checks_addresses or on_host)
 
     def prepare(self, tensors: Tensors, where: Where, *numbers: Hashable) -> Any:
         """Choose how calls with these properties run; None where the kernel does not serve them.
@@ -182,8 +312,18 @@ class Operation:
 def check_plain(named: Iterable[tuple[str, Any]]) -> None:
     """Raise TypeError for a tensor by its name whose class takes PyTorch's operations over: it has no memory itself."""
     for name, x in named:
-        if type(x) not in _PLAIN and _is_subclass(name, x) and not is_plain(x):
+        if type(x) not in PLAIN and is_subclass(name, x) and not is_plain(x):
             raise TypeError(f"{name}: expected a plain tensor, got {type(x).__name__}")
+
+
+def _types(numbers: Iterable[Any] | None) -> Iterable[type]:
+    """The types of numbers, because 1, 1.0 and True are equal and only one of them is an axis."""
+    return () if numbers is None else map(type, numbers)
+
+
+def _properties(tensors: Iterable[Any]) -> list:
+    """What the checks and the launch of a call depend on, beside the contents and addresses of tensors."""
+    return [None if x is None else (type(x), x.shape, x.stride(), x.dtype, x.device, x.layout) for x in tensors]
 
 
 _OF_ANY_STRIDE = {
@@ -217,97 +357,3 @@ def _is_plain(t: Any) -> bool:
     fields = [(name, x) for name, x in t._asdict().items() if x is not None and name not in _OF_ANY_STRIDE]
     batch = max((len(x) for name, x in fields if x.ndim == 4 and name not in _IN_ANY_FORMAT), default=1)
     return batch <= MAX_BATCH and all(x.stride(-1) == 1 for _, x in fields)
-
-
-# -------------------------------------------------------------------------------------------------------- dispatcher
-
-
-def operator(name: str, given: str, numbers: str, result: str, run: Callable, fake: Callable, mutates=()) -> Callable:
-    """Make ``run`` an operator of PyTorch's dispatcher.
-
-    Args:
-        name: ``"ropelab::..."``.
-        given, numbers, result: the schema of the arguments before and after those of `Where`, and of the result.
-        run, fake: called with the arguments; ``fake`` makes the results without data.
-        mutates: the names of the arguments that the operator writes.
-    """
-    arguments = ", ".join(part for part in (given, SCHEMA, numbers) if part)
-    made = torch.library.custom_op(name, run, mutates_args=mutates, schema=f"({arguments}) -> {result}")
-    made.register_fake(fake)
-    return made
-
-
-def write_through(
-    operation: Operation,
-    dispatched: Callable,
-    given: Tensors,
-    where: Where,
-    numbers: tuple,
-    flat: tuple,
-    *heads: torch.Tensor | None,
-) -> None:
-    """Make a call that writes given tensors: through the dispatcher if `must_dispatch`, else directly.
-
-    Args:
-        dispatched: the operator of the dispatcher for the operation.
-        numbers, flat: the numbers of the operation, and those of the operator.
-        heads: the two tensors that `must_dispatch` looks at.
-    """
-    q, k = heads
-    try:
-        through = must_dispatch(q, k)
-    except TypeError:
-        operation.check_plain(given, where)  # by the name of the argument
-        raise
-    if not through:
-        operation(given, where, *numbers)
-        return
-    operation.check(given, where, *numbers)
-    named = dict(zip(operation.names, given, strict=True))
-    if not torch.compiler.is_compiling():  # compilers cannot follow this check
-        written = {name: named[name] for name in operation.names[: operation.writes]}
-        read = {**dict(list(named.items())[operation.writes :]), **where.read}
-        check_disjoint(written, read, operation.same)
-    # Compilers follow no operator that writes over its own input, so the operator gets new tensors there.
-    new = {}
-    for name, source in operation.same.items():
-        out, x = named[name], named[source]
-        if out is not None and x is not None and is_same_view(out, x):
-            new[name] = torch.empty_like(out)
-    dispatched(*{**named, **new}.values(), *where.for_operators, *flat)
-    for name, made in new.items():
-        named[name].copy_(made)
-
-
-def must_dispatch(q: torch.Tensor | None, k: torch.Tensor | None, names: tuple[str, str] = ("q", "k")) -> bool:
-    """Whether a call with these tensors must go through the dispatcher.
-
-    A call must go through the dispatcher where a compiler traces, where a dispatch mode is active, where q or k is of a
-    subclass of tensor, such as a fake tensor, and for tensors on the device meta. Parameters count as plain tensors.
-
-    Raises:
-        TypeError: q or k is a DTensor, whose sharding the operators do not know.
-    """
-    return (
-        torch.compiler.is_compiling()
-        or (type(q) not in _PLAIN and _is_subclass(names[0], q))
-        or (type(k) not in _PLAIN and _is_subclass(names[1], k))
-        or torch._C._len_torch_dispatch_stack() > 0
-        or (isinstance(q, torch.Tensor) and q.is_meta)
-    )
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
-
-
-def _is_subclass(name: str, x) -> bool:
-    if type(x).__name__ == "DTensor":
-        raise TypeError(f"{name}: expected a plain tensor (to_local(), or ropelab.interop.dtensor), got a DTensor")
-    return isinstance(x, torch.Tensor)
-
-
-def copy_over(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Copy each of ``ys`` to its counterpart in ``xs``, and return ``xs``."""
-    for x, y in zip(xs, ys, strict=True):
-        x.copy_(y)  # if y is of a subclass, copy_ may return another object than x
-    return tuple(xs)

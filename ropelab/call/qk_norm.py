@@ -7,30 +7,16 @@ import torch
 from ropelab.arguments import check_device, check_tensor, dtype_name
 from ropelab.call.checks import check_rope_arguments
 from ropelab.call.memory import empty_heads
-from ropelab.call.operation import Operation, must_dispatch, operator
-from ropelab.call.where import Where
+from ropelab.call.operation import Operation
+from ropelab.call.where import Options, Where
 from ropelab.kernels.tensors import NormGradients, NormTensors
-
-
-def run_forward(q, k, q_weight, k_weight, where: Where, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalize and rotate q and k: through the dispatcher if `must_dispatch`, else directly."""
-    if must_dispatch(q, k):
-        check_qk_norm_arguments((q, k, q_weight, k_weight), where)
-        return qk_norm_rope(q, k, q_weight, k_weight, *where.for_operators, eps)
-    return FORWARD((q, k, q_weight, k_weight), where, eps)
 
 
 def run_backward(
     q, k, q_grad, k_grad, q_weight, k_weight, where: Where, eps: float, weight_grads: bool
 ) -> Sequence[torch.Tensor]:
-    """The gradients of q and k and, with ``weight_grads``, of their weights.
-
-    The call goes through the dispatcher if `must_dispatch`.
-    """
-    given = q, k, q_grad, k_grad, q_weight, k_weight
-    if must_dispatch(q, k):
-        return qk_norm_rope_backward(*given, *where.for_operators, eps, weight_grads)
-    made = BACKWARD(given, where, eps, weight_grads)
+    """The gradients of q and k and, with ``weight_grads``, of their weights."""
+    made = BACKWARD.run((q, k, q_grad, k_grad, q_weight, k_weight), where, eps, weight_grads)
     return made if weight_grads else made[:2]
 
 
@@ -43,11 +29,11 @@ def check_qk_norm_arguments(given, where: Where, eps: float = 0.0) -> None:
     check_weights(q_weight, k_weight, q)
 
 
-def _make_results(given, where: Where, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _make_results(given, options: Options, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     return empty_heads(given[0]), empty_heads(given[1])
 
 
-def _make_gradients(given, where: Where, eps: float, weight_grads: bool) -> tuple[torch.Tensor | None, ...]:
+def _make_gradients(given, options: Options, eps: float, weight_grads: bool) -> tuple[torch.Tensor | None, ...]:
     q, k, _, _, *weights = given
     made = [torch.empty_like(w, memory_format=torch.contiguous_format) if weight_grads else None for w in weights]
     return empty_heads(q), empty_heads(k), *made
@@ -56,35 +42,12 @@ def _make_gradients(given, where: Where, eps: float, weight_grads: bool) -> tupl
 FORWARD = Operation(
     "qk_norm", "forward", NormTensors, ("q", "k", "q_weight", "k_weight"), check_qk_norm_arguments, _make_results
 )
+FORWARD.operator("ropelab::qk_norm_rope", "float eps", "(Tensor, Tensor)")
 BACKWARD = Operation(
     "qk_norm", "backward", NormGradients, ("q", "k", "q_grad", "k_grad", "q_weight", "k_weight"),
-    lambda given, where, *numbers: None, _make_gradients,
-    numbers=lambda eps, weight_grads: (eps,), check_contents=lambda given, where, *numbers: None,
+    lambda given, where, *numbers: None, _make_gradients, numbers=lambda eps, weight_grads: (eps,),
 )  # fmt: skip
-
-
-def _forward(q, k, q_weight, k_weight, *arguments) -> tuple[torch.Tensor, torch.Tensor]:
-    """The operator ``ropelab::qk_norm_rope``: normalize and rotate q and k."""
-    return FORWARD((q, k, q_weight, k_weight), Where.of_operator(*arguments[:-1]), arguments[-1])
-
-
-def _backward(*arguments) -> list[torch.Tensor]:
-    """The operator ``ropelab::qk_norm_rope_backward``: the gradients of `_forward`."""
-    *rest, eps, weight_grads = arguments
-    made = BACKWARD(tuple(rest[:6]), Where.of_operator(*rest[6:]), eps, weight_grads)
-    return [x for x in made if x is not None]
-
-
-_GIVEN = "Tensor q, Tensor k, {}Tensor q_weight, Tensor k_weight"
-qk_norm_rope = operator(
-    "ropelab::qk_norm_rope", _GIVEN.format(""), "float eps", "(Tensor, Tensor)", _forward,
-    lambda q, k, *rest: _make_results((q, k), *rest[-2:]),
-)  # fmt: skip
-qk_norm_rope_backward = operator(
-    "ropelab::qk_norm_rope_backward", _GIVEN.format("Tensor q_grad, Tensor k_grad, "), "float eps, bool weight_grads",
-    "Tensor[]", _backward,
-    lambda *arguments: [x for x in _make_gradients(arguments[:6], *arguments[-3:]) if x is not None],
-)  # fmt: skip
+BACKWARD.operator("ropelab::qk_norm_rope_backward", "float eps, bool weight_grads", "Tensor[]")
 
 
 def check_weights(q_weight, k_weight, q) -> None:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from ropelab.call.checks import INPLACE, check_layouts_alike, check_memory, check_rope_arguments, check_writable
-from ropelab.call.operation import Operation, copy_over, must_dispatch, operator
-from ropelab.call.where import Where
+from ropelab.call.dispatcher import copy_over, must_dispatch, operator
+from ropelab.call.operation import Operation
+from ropelab.call.where import Options, Where
 from ropelab.kernels.tensors import RotateTensors
 
 
@@ -29,15 +30,15 @@ def _check_in_place(given, where: Where) -> None:
     check_layouts_alike(where.options)
 
 
-def _make(given, where: Where) -> Sequence[torch.Tensor | None]:
+def _make(given, options: Options) -> Sequence[torch.Tensor | None]:
     q, k = given
     return torch.empty_like(q), None if k is None else torch.empty_like(k)
 
 
 ROTATE = Operation("rotate", "rotate", RotateTensors, ("q", "k"), _check, _make)
 ROTATE_IN_PLACE = Operation(
-    "rotate", "rotate", RotateTensors, ("q", "k"), _check_in_place, lambda given, where: given,
-    writes=2, condition=INPLACE,
+    "rotate", "rotate", RotateTensors, ("q", "k"), _check_in_place, lambda given, options: given,
+    writes=2, condition=INPLACE, heads=(0, 1),
 )  # fmt: skip
 
 

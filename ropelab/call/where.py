@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ropelab.arguments import integer, integers, sequence
+from ropelab.arguments import integer, integers
 from ropelab.call.angles import Angles, angles_of
 from ropelab.kernels import Rotation
 from ropelab.layout.seq_format import check_heads, check_seq_format, to_bshd
@@ -142,7 +142,8 @@ def located(
     if axes is not None:
         if positions is None:
             raise ValueError("axes: expected positions beside axes, got None")
-        axes = sequence("axes", axes) if type(axes) is not tuple else axes
+        if type(axes) is not tuple or not all(type(axis) is int for axis in axes):  # True is no axis, though it is 1
+            axes = integers("axes", axes)
     slice_ = None if rotary_slice is None else _features(rotary_slice)
     is_offset, first_position = False, 0
     if isinstance(offsets, torch.Tensor):

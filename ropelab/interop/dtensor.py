@@ -26,7 +26,7 @@ from ropelab.arguments import POSITION_DTYPES, check_tensor, flag, integer, show
 from ropelab.autograd.rotation import needs_autograd
 from ropelab.call.angles import Angles, given_angles
 from ropelab.call.checks import check_inplace_autograd, check_layouts_alike, check_memory, check_writable
-from ropelab.call.operation import copy_over
+from ropelab.call.dispatcher import copy_over
 from ropelab.call.traced import one_node
 from ropelab.call.where import Options, check_one_start
 from ropelab.kernels import NO_POSITION

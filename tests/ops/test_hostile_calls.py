@@ -7,15 +7,13 @@ import pytest
 
 from tests.ops.hostile_adapters import CONTEXTS
 from tests.ops.hostile_calls import TARGETS, calls, equal, names, run
-from tests.support import forget
 
 CALLS = [*calls()]
 VALID = [name for name in TARGETS if name != "huggingface.patch"]  # whose valid model is in test_interop_huggingface
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_cannot_be_meant_is_refused_by_name(target, monkeypatch):
-    forget(monkeypatch)  # a remembered call takes True for the axis 1
+def test_what_cannot_be_meant_is_refused_by_name(target):
     wrong = []
     for call in (call for call in CALLS if call.target == target and not call.equivalent):
         try:

@@ -204,7 +204,7 @@ def test_caches_are_bounded():
     cache = operation.PreparedCalls(most=3)
     for number in range(10):
         cache.keep(number, str(number))
-        assert cache.get(number) == str(number) and len(cache) <= 3
+        assert [*cache] == [*range(10)][max(0, number - 2) : number + 1]
     cache.keep(None, "nothing")
     assert None not in cache
 

@@ -1,0 +1,281 @@
+"""A call whose launch an earlier call prepared is looked up before anything is made of its arguments.
+
+It gives, writes, refuses and records what a first call would, whoever watches.
+"""
+
+import importlib
+import threading
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ropelab
+from ropelab.call import operation
+from ropelab.call.remembered import Remembered
+from ropelab.kernels import INTERPRETED, rotate_torch, use_backend
+from tests.ops.specs import CASES, OPERATORS, arguments, copied, results, same, tensors
+from tests.support import forget
+
+LOOKED_UP = [
+    name
+    for name, spec in OPERATORS.items()
+    if spec.function
+    in (ropelab.apply_rope, ropelab.apply_qk_norm_rope, ropelab.rope_and_cache, ropelab.mla_rope_and_cache)
+]
+ROPE = [name for name in LOOKED_UP if OPERATORS[name].leaves]
+
+
+@pytest.fixture(autouse=True)
+def own_calls(monkeypatch):
+    forget(monkeypatch)
+
+
+def never(*arguments, **options):
+    raise AssertionError("expected a call that is looked up, got one that is made anew")
+
+
+@pytest.fixture
+def warm(monkeypatch):
+    """Make a call that later calls find, and return its arguments and its results."""
+
+    def made(name, where="rows", **sizes):
+        call = arguments(name, where, **sizes)
+        found = results(name, copied(call))
+        module = importlib.import_module(OPERATORS[name].function.__module__)
+        with monkeypatch.context() as looked_up:
+            looked_up.setattr(module, "located", never)
+            assert same(results(name, copied(call)), found)
+        return call, found
+
+    return made
+
+
+@pytest.mark.parametrize(("name", "where"), CASES)
+def test_gives_what_the_first_call_gives(torch_backend, name, where):
+    call = arguments(name, where)
+    expected = results(name, copied(call))
+    for _ in range(2):
+        assert same(results(name, copied(call)), expected)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; a GPU compares the results of every operator")
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_gives_what_the_first_launch_gives(warm, name):
+    with use_backend("triton"):
+        warm(name, "positions")
+
+
+@pytest.mark.parametrize("name", ROPE)
+def test_autograd_records_it(torch_backend, warm, name):
+    call, expected = warm(name)
+    for leaf in OPERATORS[name].leaves:
+        recorded = copied(call)
+        recorded[leaf].requires_grad_()
+        found = results(name, recorded)
+        assert any(y.requires_grad for y in found) and same(found, expected)
+        with torch.no_grad():
+            assert not any(y.requires_grad for y in results(name, recorded))
+    assert not any(y.requires_grad for y in results(name, copied(call)))
+
+
+@pytest.mark.parametrize("name", [name for name in LOOKED_UP if not OPERATORS[name].leaves])
+def test_what_autograd_would_need_is_refused(torch_backend, warm, name):
+    call, _ = warm(name)
+    for argument, x in tensors(call).items():
+        if x.is_floating_point() and x.itemsize > 1:
+            with pytest.raises(ValueError, match=f"{argument}: expected"):
+                results(name, copied(call) | {argument: x.clone().requires_grad_()})
+
+
+def test_autograd_sees_what_it_overwrites(torch_backend, warm):
+    for name in ("apply_rope, in place", "rope_and_cache"):
+        call, _ = warm(name)
+        for argument in OPERATORS[name].written:
+            saved = copied(call)
+            leaf = torch.ones((), requires_grad=True)
+            y = leaf * saved[argument]
+            results(name, saved)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.sum().backward()
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_transforms_and_forward_mode_see_it(torch_backend, warm, name):
+    call, expected = warm(name)
+    x = next(iter(tensors(call)))
+
+    def function(value):
+        return results(name, copied(call) | {x: value})[0]
+
+    if not OPERATORS[name].leaves:
+        for transform in (torch.func.vmap(function), lambda v: torch.func.jvp(function, (v[0],), (v[0],))):
+            with pytest.raises(NotImplementedError):
+                transform(call[x][None])
+        return
+    torch.testing.assert_close(torch.func.vmap(function)(torch.stack((call[x], call[x])))[1], expected[0])
+    tangent = torch.func.jvp(function, (call[x],), (torch.ones_like(call[x]),))[1]
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(call[x], torch.ones_like(call[x]))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(function(dual)).tangent, tangent)
+    assert tangent.any()
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.namespace)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_modes_compilers_and_tracers_see_it(torch_backend, warm, name):
+    call, expected = warm(name)
+    with Seen() as seen:
+        assert same(results(name, copied(call)), expected)
+    assert "ropelab" in seen.names
+    compiled = torch.compile(OPERATORS[name].function, fullgraph=True, backend="aot_eager")
+    assert same(results(name, copied(call), compiled), expected)
+    assert same(results(name, copied(call)), expected)
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_fake_tensors_and_tensors_without_memory_reach_no_launch(torch_backend, warm, name):
+    call, expected = warm(name)
+    with FakeTensorMode() as mode:
+        fake = {x: mode.from_tensor(value) for x, value in tensors(call).items()}
+        shapes = [y.shape for y in results(name, call | fake)]
+    assert shapes == [y.shape for y in expected]
+    for argument in ("cos", "sin"):
+        with pytest.raises(TypeError, match=f"{argument}: expected a plain tensor"):
+            results(name, copied(call) | {argument: fake[argument]})
+    on_meta = results(name, call | {x: value.to("meta") for x, value in tensors(call).items()})
+    assert all(y.is_meta for y in on_meta)
+    assert same(results(name, copied(call)), expected)
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_contents_that_the_host_sees_are_checked(torch_backend, warm, name):
+    wrong = {"positions": -40, "offsets": 10**6, "slot_mapping": 40}
+    for where in ("positions", "offsets", "rows"):
+        call, _ = warm(name, where)
+        for argument in wrong.keys() & call.keys() | ({"offsets"} if where == "rows" else set()):
+            beyond, number = copied(call), wrong[argument]
+            beyond[argument] = (
+                torch.full_like(call[argument], number) if where == argument or argument in call else number
+            )
+            before = copied(beyond)
+            with pytest.raises(ValueError, match=f"{argument}: expected|cos: expected a row"):
+                results(name, beyond)
+            assert all(same([beyond[x]], [before[x]]) for x in OPERATORS[name].written)
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_equal_values_of_another_type_are_refused_again(torch_backend, warm, name):
+    """1 is True and 8.0 is 8, so each finds a key that is made of values alone."""
+    call, _ = warm(name)
+    others = {"inverse": [1, 0], "inplace": [1, 0], "norm_first": [1], "rotary_slice": [(2.0, 10), (2, 10.0)]}
+    others |= {"offsets": [False, 0.0], "weight_offset": [False]}
+    for argument in others.keys() & OPERATORS[name].parameters:
+        for value in others[argument]:
+            with pytest.raises((TypeError, ValueError), match=rf"{argument}(\[\d\])?: expected"):
+                results(name, copied(call) | {argument: value})
+    if "axes" in OPERATORS[name].where:
+        call, _ = warm(name, "axes")
+        for value in (False, 0.0):
+            with pytest.raises(TypeError, match=r"axes\[0\]: expected"):
+                results(name, copied(call) | {"axes": (value, *call["axes"][1:])})
+
+
+def test_positions_and_a_start_are_refused_again(torch_backend, warm):
+    for name in LOOKED_UP:
+        call, _ = warm(name, "positions")
+        with pytest.raises(ValueError, match="offsets: expected no offsets beside positions"):
+            results(name, copied(call) | {"offsets": 1})
+        if "frequencies" in OPERATORS[name].where:
+            call, _ = warm(name, "frequencies")
+            for table in ("cos", "sin"):
+                with pytest.raises(ValueError, match="frequencies: expected no frequencies beside cos and sin"):
+                    results(name, copied(call) | {table: torch.ones(40, 4)})
+
+
+def test_memory_is_checked(torch_backend, warm):
+    call, _ = warm("apply_rope, in place")
+    overlapping = call["q"].clone()
+    with pytest.raises(ValueError, match="q: expected memory disjoint|k: expected memory disjoint"):
+        results("apply_rope, in place", call | {"q": overlapping, "k": overlapping[:, :, :1]})
+    call, _ = warm("rope_and_cache, q apart")
+    with pytest.raises(ValueError, match="expected memory disjoint"):
+        results("rope_and_cache, q apart", call | {"key_cache": call["key_cache"], "q_out": call["q"].clone()} | {
+            "q_nope_out": call["q_nope"], "value_cache": call["key_cache"][..., :6]
+        })  # fmt: skip
+
+
+def test_an_inference_tensor_is_refused_again(torch_backend, warm):
+    call, expected = warm("apply_rope, in place")
+    with torch.inference_mode():
+        inference = copied(call)
+        assert same(results("apply_rope, in place", inference), expected)
+    with pytest.raises(ValueError, match="q: expected a tensor that is not an inference tensor"):
+        results("apply_rope, in place", inference)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="both backends compute on one device under TRITON_INTERPRET=1")
+def test_the_backend_that_was_asked_for_computes(monkeypatch, warm):
+    calls, computed = [], rotate_torch.rotate
+    monkeypatch.setattr(rotate_torch, "rotate", lambda *arguments: (calls.append(1), computed(*arguments)))
+    with use_backend("torch"):
+        call, expected = warm("apply_rope")
+    assert calls
+    for name, grows in (("triton", False), ("torch", True), ("triton", False)):
+        before = len(calls)
+        with use_backend(name):
+            assert same(results("apply_rope", call), expected) and (len(calls) > before) == grows
+
+
+def test_a_wrong_argument_is_named_again(torch_backend, warm):
+    for name in LOOKED_UP:
+        call, _ = warm(name)
+        for argument, x in tensors(call).items():
+            for value in (x.tolist(), x.to_sparse() if x.is_floating_point() and x.itemsize > 1 else x[:0, None]):
+                with pytest.raises((TypeError, ValueError), match=r"\w+: expected"):
+                    results(name, copied(call) | {argument: value})
+
+
+# ---------------------------------------------------------------------------------------------------- what is forgotten
+
+
+def test_the_oldest_lengths_are_forgotten_one_by_one(monkeypatch, torch_backend):
+    kept = operation.PreparedCalls(most=20)
+    monkeypatch.setattr(operation, "prepared_calls", kept)
+    cos, sin = ropelab.rotary_table(300, 8)
+    x = torch.randn(1, 300, 2, 8)
+    whole = ropelab.apply_rope(x, cos=cos, sin=sin)
+    for length in range(1, 300):
+        assert torch.equal(ropelab.apply_rope(x[:, :length], cos=cos, sin=sin), whole[:, :length])
+        assert min(length, 10) <= len(kept) <= 20
+    with monkeypatch.context() as looked_up:
+        looked_up.setattr("ropelab.rope.located", never)
+        for length in range(292, 300):
+            ropelab.apply_rope(x[:, :length], cos=cos, sin=sin)
+        with pytest.raises(AssertionError, match="made anew"):
+            ropelab.apply_rope(x[:, :3], cos=cos, sin=sin)
+
+
+def test_threads_forget_together():
+    remembered = Remembered[int, int](most=50)
+
+    def keep(first):
+        for i in range(2000):
+            remembered.keep(first + i, i)
+
+    threads = [threading.Thread(target=keep, args=(2000 * i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(remembered) == 50
