@@ -61,12 +61,12 @@ def apply_qk_norm_rope(
         TypeError, ValueError: as `apply_rope`; a weight has the wrong shape, dtype or device; ``eps`` is negative; or a
             table requires grad.
     """
+    if isinstance(q, Proxy):
+        return recorded(apply_qk_norm_rope, locals())
     given, said = (q, k, q_weight, k_weight), (eps, layout, seq_format)
     key, prepared = FORWARD.look_up(said, given, cos, sin, positions, offsets, axes, rotary_slice)
     if prepared is not None:
         return prepared(given, cos, sin, positions, offsets)
-    if isinstance(q, Proxy):
-        return recorded(apply_qk_norm_rope, locals())
     where = located(q, given_tables(cos, sin), positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
     eps = single("eps", eps, at_least=0)
     check_fixed_tables(cos, sin)

@@ -141,6 +141,8 @@ def apply_rope(
     the host would have to wait for the positions: there a position without a row yields NaN, and nothing is read out of
     bounds.
     """
+    if isinstance(q, Proxy):
+        return recorded(apply_rope, locals())
     operation, given = ROTATE_IN_PLACE if inplace is True else ROTATE, (q, k)
     said = layout, out_layout, seq_format, inverse, inplace, frequencies is None
     tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)
@@ -148,8 +150,6 @@ def apply_rope(
     if prepared is not None:
         ys = prepared(given, *tensors, positions, offsets)
         return ys[0] if k is None else ys
-    if isinstance(q, Proxy):
-        return recorded(apply_rope, locals())
     inverse, inplace = flag("inverse", inverse), flag("inplace", inplace)
     angles = given_angles(cos, sin, frequencies)
     where = located(q, angles, positions, offsets, layout, out_layout, seq_format, rotary_slice, inverse, axes)

@@ -164,11 +164,10 @@ class Operation:
             positions = offsets
         elif offsets < 0 or (offsets and positions is not None):
             return None, None
-        records, tensors = torch.is_grad_enabled(), (*given, cos, sin, positions)
+        tensors = *given, cos, sin, positions
         try:
-            for x in tensors:
-                if type(x) not in PLAIN or (records and x is not None and x.requires_grad):
-                    return None, None
+            if torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in tensors]):
+                return None, None
             key = (
                 self, forced_backend(), said, *map(type, said), type(offsets), axes, rotary_slice,
                 *_types(axes), *_types(rotary_slice), *_properties(tensors),

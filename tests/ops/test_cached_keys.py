@@ -1,5 +1,6 @@
 """`rotate_cached_keys` turns the keys in slots of a cache as `apply_rope` would, and touches nothing else."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -186,7 +187,7 @@ def test_without_tables(device, layout):
 
 def test_slots_that_stay(device, monkeypatch):
     """A slot beyond the cache, a negative slot, and a slot whose delta is NO_POSITION."""
-    unchecked = cached_keys._ROTATE.__class__(**vars(cached_keys._ROTATE) | {"check_contents": lambda *given: None})
+    unchecked = replace(cached_keys._ROTATE, check_contents=lambda *given: None)
     monkeypatch.setattr(cached_keys, "_ROTATE", unchecked)
     for dtype in (torch.float32, E4M3):
         call = Cached(device, dtype=dtype)
