@@ -103,7 +103,8 @@ def summary(results: Sequence[Mapping[str, Any]], screen: Mapping[str, Any] | No
     for result in broken:
         families.setdefault(FAMILY[result["law"]], []).append(result["law"])
     told = [f"{family} ({', '.join(laws)})" for family, laws in families.items()]
-    more = f" and {len(told) - FEW} more families of laws" if len(told) > FEW else ""
+    rest = len(told) - FEW
+    more = f" and {rest} more {'families' if rest > 1 else 'family'} of laws" if rest > 0 else ""
     parts += [f"Broken: {', '.join(told[:FEW])}{more}; -v shows each with its counterexample."] if told else []
     return "\n\n".join(parts)
 

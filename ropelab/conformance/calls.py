@@ -129,11 +129,12 @@ def lines(calls: list, circumstances: Circumstances = CIRCUMSTANCES, extents: Ex
 
 
 def equal_differ(calls: list[Seen]) -> bool:
-    """Return whether two calls with the same arguments have a right and a wrong result."""
+    """Return whether two calls with the same arguments, and the same right result, have a right and a wrong one."""
     known: dict[tuple, bool] = {}
     for seen in calls:
         case, given = seen.case, _given(seen)
-        numbers = seen.given.astype(float).tobytes(), case.token_positions().numpy().tobytes()  # without padding
+        positions = case.token_positions().numpy()
+        numbers = [x.tobytes() for x in (seen.given.astype(float), seen.right.astype(float), positions)]  # no padding
         key = (seen.what, given.dtype, given.stride(), *numbers, case.lengths, case.offsets, case.positions is None,
                case.shard, case.axes, case.inverse, case.factor, case.interpolation, case.spare_rows)  # fmt: skip
         if known.setdefault(key, bool(seen.wrong.any())) != seen.wrong.any():

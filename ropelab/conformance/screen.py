@@ -187,6 +187,8 @@ def _smallest(seen: Seen) -> str:
 
 def _positions(maps: list[Maps]) -> Iterator[str]:
     """Yield a line for the expected positions of a sequence, and one for each distinct row of measured ones."""
+    if not any(one.wrong.any() for one in maps):  # no wrong element belongs to a pair that rotates
+        return
     seen = maps[0].seen
     sequence = int(np.flatnonzero(seen.wrong.any((1, 2, 3)))[0])
     first = int(np.flatnonzero(seen.wrong[sequence].any((1, 2)))[0])

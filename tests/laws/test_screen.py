@@ -24,6 +24,7 @@ from ropelab.conformance.result import Result
 from ropelab.conformance.screen import SLOW, screen
 from ropelab.conformance.shrink import smallest
 from ropelab.conformance.surroundings import Surroundings
+from ropelab.conformance.verify import verify
 from ropelab.conformance.watched import watch
 from ropelab.study.faults import CONTROLS, FAULTS, Fault, correct
 from ropelab.study.faults import operators as cache_faults
@@ -169,6 +170,19 @@ def test_equal_calls_with_a_right_and_a_wrong_result_are_told():
     assert calls.equal_differ([seen, other]) and not calls.equal_differ([seen, seen])
     assert not calls.equal_differ([seen, replace(other, given=seen.given + 1)])
     assert calls.equal_differ([seen for _, _, seen in of_fault("rescaled_cache_stays").watched() if seen.defined])
+
+
+def tail_doubled(x, cos, sin, *arguments, **options):
+    y, tail = correct.flash_attn(x, cos, sin, *arguments, **options), 2 * cos.shape[-1]
+    return torch.cat((y[..., :tail], 2 * y[..., tail:]), -1)
+
+
+def test_a_fault_of_features_that_do_not_rotate_has_no_positions_and_hangs_on_no_earlier_call():
+    """Heads that rotate as a whole are right with the same inputs."""
+    held = Held(tail_doubled, "flash_attn")
+    shown = held.screen(*verify(tail_doubled, "flash_attn", shrink=False).failed)
+    assert not shown.positions and not any("earlier calls" in line for line in shown.calls), str(shown)
+    assert any("features that do not rotate" in line for line in shown.calls)
 
 
 def test_an_element_that_reads_another_input_has_its_form():

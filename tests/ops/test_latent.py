@@ -13,12 +13,12 @@ from torch._dynamo.backends.common import aot_autograd
 import ropelab
 from ropelab import reference
 from ropelab.conformance.bounds import Arithmetic, exact, rotate_exactly, rotation_bound
-from ropelab.conformance.latent_bounds import LANES, shared_gradient_bound
 from ropelab.kernels import INTERPRETED, NO_POSITION, Rotation, latent_torch
 from ropelab.kernels.tensors import LatentGradients
 from ropelab.kernels.tiles import Tile
 from ropelab.layout.pairing import LAYOUTS, pairs
 from ropelab.layout.seq_format import SEQ_FORMATS
+from ropelab.study.topics.gradients.latent_bounds import LANES, shared_gradient_bound
 from tests.support import draw, forget
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

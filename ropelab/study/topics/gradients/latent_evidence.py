@@ -14,10 +14,10 @@ import torch
 
 import ropelab
 from ropelab.conformance.bounds import exact, fraction, rotate_exactly, rotation_bound, table_dtype
-from ropelab.conformance.latent_bounds import shared_gradient_bound
 from ropelab.layout.pairing import LAYOUTS, pairs
 from ropelab.study.topics.algebra import plane_rotation
 from ropelab.study.topics.gradients.bound_evidence import DTYPES, Pair, arithmetic, device, short_name
+from ropelab.study.topics.gradients.latent_bounds import shared_gradient_bound
 from ropelab.study.topics.proofs.angles import exact_tables
 
 HEADS, NOPE_DIM, ROTARY_DIM, VALUE_DIM, TOKENS, FIRST = 40, 8, 16, 8, 4, 4000

@@ -1,4 +1,4 @@
-"""Measure how close QK norm with a rotation, and its gradients, come to the bounds of `conformance.norm_bounds`."""
+"""Measure how close QK norm with a rotation, and its gradients, come to the bounds of `norm_bounds`."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ import torch
 
 from ropelab import apply_qk_norm_rope, rotary_table
 from ropelab.conformance.bounds import exact, fraction, table_dtype
-from ropelab.conformance.norm_bounds import norm_rope
 from ropelab.layout.pairing import LAYOUTS, permutation
 from ropelab.study.topics.gradients.bound_evidence import DTYPES, arithmetic, device, short_name
+from ropelab.study.topics.gradients.norm_bounds import norm_rope
 from ropelab.study.topics.proofs.angles import exact_tables
 
 NAMES = tuple(map(short_name, DTYPES))
