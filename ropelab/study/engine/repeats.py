@@ -55,14 +55,15 @@ def _table(path: Path = REPEATS) -> pd.DataFrame:
 def between_runs(study: str, frame: pd.DataFrame, part: str = "distance") -> pd.Series:
     """How far two runs lie apart, for each row of the record of ``study``: relative, by one of `PARTS`.
 
-    A study without a distance of its own, such as one that was measured once, gets the median of all studies.
+    A study without a distance of its own, such as one that was measured once, gets that of its timer in other studies,
+    or the median of all studies.
     """
-    table = _table()[part]
+    table = _table()[part].dropna()
     timers = frame["timer"] if "timer" in frame else pd.Series("", frame.index)
-    known = table.dropna().to_dict()
-    usual = float(table.median())
+    known, usual = table.to_dict(), float(table.median())
+    of_timer = table.drop("", level="timer").groupby(level="timer").median().to_dict()
     # Of no rows, pandas would keep the type of the timers, which is text.
-    return timers.map(lambda timer: known.get((study, timer), usual)).astype(float)
+    return timers.map(lambda timer: known.get((study, timer), of_timer.get(timer, usual))).astype(float)
 
 
 def by_any_method(study: str, frame: pd.DataFrame) -> pd.DataFrame:
