@@ -4,13 +4,17 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from ropelab.bench import code_hash, fetch_peers, reached, records, staleness
 from ropelab.bench.side_by_side import Job, side_by_side
+from ropelab.bench.study import Study
 from ropelab.study.engine import measuring_code, registered
 from tests.compile import same_code
+from tests.gpu import test_tables
 
 ROTATE, NORM = "rotate_triton._rotate_kernel", "qk_norm_triton._qk_norm_rope_kernel"
 
@@ -204,6 +208,24 @@ def test_an_edit_of_a_kernel_marks_the_records_that_launched_it(edit, name):
         )
         launched += name in about["kernels"]
     assert bool(launched) == bool(name)
+
+
+def test_a_table_that_is_no_times_is_recorded_by_its_test_and_names_no_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "MEASUREMENTS", tmp_path)
+    monkeypatch.setattr(records, "_gpu", lambda: {"name": "a GPU"})
+    made = pd.DataFrame({"contender": ["ropelab", "ropelab"], "error": [0.0, 0.5]})
+    monkeypatch.setitem(
+        test_tables.TABLES, "made", Study(lambda *, smoke: made[: 1 if smoke else 2], 1, timed=False, rows=2)
+    )
+    for recording in (False, True):
+        test_tables.test_the_table_is_made("made", SimpleNamespace(getoption=lambda name, value=recording: value))
+        assert bool(records.gpus(tmp_path)) is recording
+    found = records.load("made", tmp_path)
+    assert found.frame.equals(made) and found.provenance["kernels"] == found.provenance["protocol"] == {}
+    assert found.stale == () and not found.provenance["parameters"]["smoke"]
+    monkeypatch.setitem(test_tables.TABLES, "made", Study(lambda *, smoke: made[:1], 1, timed=False, rows=2))
+    with pytest.raises(AssertionError):
+        test_tables.test_the_table_is_made("made", SimpleNamespace(getoption=lambda name: True))
 
 
 @pytest.mark.process
