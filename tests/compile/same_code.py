@@ -4,9 +4,9 @@
 
 plans each launch that a record of an H100 noted with the code of the commit and with that of today, and compiles both
 for sm_90. Two launches with the same Triton code and options have the same machine code, so only the others go through
-the whole compiler. Where all launches of a kernel make the same machine code, the hashes of its functions go to
-``same_code`` of ``data/protocols.toml``, and records that launched it stay as they are. The command names each kernel
-whose machine code differs.
+the whole compiler, first one of each kernel. Where all launches of a kernel make the same machine code, the hashes of
+its functions go to ``same_code`` of ``data/protocols.toml``, and records that launched it stay as they are. The command
+names each kernel whose machine code differs.
 
 Records do not list their launches any more. The history does, at `NOTED`, and a checkout without it cannot compare.
 The launches of the product are not among them: they are those of ``compile_projection``.
@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, redirect_stdout
@@ -227,12 +226,13 @@ def main(commit: str) -> None:
         print(f"same_code: {len(notes)} launches of {', '.join(changed) or 'no kernel'} have other source", flush=True)
         others = differing("triton_code", notes, (then, ROOT))
         print(f"same_code: {len(others)} of them have other Triton code", flush=True)
-        others = differing("machine_code", others, (then, ROOT))
+        one = [*{note["kernel"]: note for note in others}.values()]  # most changes show in any launch of a kernel
+        other = {note["kernel"] for note in differing("machine_code", one, (then, ROOT))}
+        rest = [note for note in others if note["kernel"] not in other]
+        other |= {note["kernel"] for note in differing("machine_code", rest, (then, ROOT))}
         if PRODUCT in changed:
-            others += differing("product_code", [{"kernel": PRODUCT}], (then, ROOT))
-    other = Counter(note["kernel"] for note in others)
-    for kernel, number in other.items():
-        print(f"same_code: {kernel}: other machine code in {number} launches")
+            other |= {note["kernel"] for note in differing("product_code", [{"kernel": PRODUCT}], (then, ROOT))}
+    print(f"same_code: other machine code of {', '.join(sorted(other)) or 'no kernel'}", flush=True)
     same = unchanged(before, today, other)
     measuring_code.add_same_code(same)
     print(f"same_code: written for {', '.join(same) or 'no function'}")
