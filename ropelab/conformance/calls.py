@@ -96,7 +96,8 @@ def in_common(wrong: list, right: list, circumstances: Circumstances, extents: E
     words, mask = min(signed.items(), key=lambda one: int(one[1][n:].sum()), default=("", np.ones(n + 1, bool)))
     if mask[n:].mean() > 0.5:
         return ""
-    return f"{words}, as in {int(mask[n:].sum())} right ones"
+    others = int(mask[n:].sum())
+    return f"{words}, which holds for {others} right call{'s' * (others > 1)}, too"
 
 
 def _without(words: str) -> str:

@@ -48,6 +48,7 @@ def _describe(hit: np.ndarray, name: str, rotary_dim: int, numbers: np.ndarray) 
             return f"{plural} {indices[0]} to {indices[-1]}"
         ends = step[0] == 2 and places[-1] >= last - 1
         kind = {0: "even", 1: "odd"}.get(int(indices[0])) if ends else None
-        return f"{kind} {plural}" if kind else f"{plural} {indices[0]}, {indices[1]}, ... {indices[-1]}"
+        if kind or len(indices) > 3:
+            return f"{kind} {plural}" if kind else f"{plural} {indices[0]}, {indices[1]}, ... {indices[-1]}"
     listed = ", ".join(map(str, indices[:6])) + (", ..." if len(indices) > 6 else "")
     return f"{plural} {listed}"

@@ -365,6 +365,7 @@ def test_a_module_that_takes_a_base_or_nothing_takes_no_head_size():
         (np.s_[:, :, 0, 1::2], "only head 0 of 3, odd features"),
         (np.s_[1, :, :, 2:4], "only batch 1 of 2, features 2 to 3"),
         (np.s_[:, [0, 1, 4]], "only tokens 0, 1, 4"),
+        (np.s_[:, [0, 3]], "only tokens 0, 3"),
         (np.s_[:, :3], "only tokens <= 2"),
         (np.s_[:], "along all axes"),
     ],
