@@ -68,7 +68,8 @@ def join(x0: torch.Tensor, x1: torch.Tensor, layout: str) -> torch.Tensor:
     """The inverse of `pairs`: a new tensor ``[..., rotary_dim]`` from two tensors ``[..., rotary_dim/2]``."""
     check_layout(layout)
     if layout == "interleaved":
-        return torch.stack((x0, x1), dim=-1).flatten(-2)
+        both = torch.stack((x0, x1), dim=-1)
+        return both.reshape(*x0.shape[:-1], 2 * x0.shape[-1])  # batches that autograd hides have no flatten
     return torch.cat((x0, x1), dim=-1)
 
 
