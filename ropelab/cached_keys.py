@@ -88,7 +88,7 @@ def rotate_cached_keys(
             k_scale_cache = k_scale_cache.unsqueeze(2)
     if not isinstance(deltas, torch.Tensor):
         deltas = torch.full((), integer("deltas", deltas, -(2**63), 2**63), dtype=torch.int64, device=cache.device)
-    check_tensor("deltas", deltas, (0, 1), f"() or ({len(slots)},)", POSITION_DTYPES)
+    check_tensor("deltas", deltas, (0, 1), "() or [slots]", POSITION_DTYPES)
     positions = deltas[None] if deltas.ndim else deltas.expand(1, len(slots))
     angles = given_angles(cos, sin, frequencies)
     try:

@@ -254,7 +254,7 @@ def made_scales(
         heads: the shape of q without the features.
     """
     if q_scale_out is not None:
-        check_tensor("q_scale_out", q_scale_out, (len(heads),), f"{tuple(heads)}", (torch.float32,))
+        check_tensor("q_scale_out", q_scale_out, (len(heads),), "of q without the features", (torch.float32,))
         q_scale_out = q_scale_out.unsqueeze(-1)
     if k_scale_cache is not None and v_scale is None and getattr(value_cache, "dtype", None) in FLOAT8_DTYPES:
         check_tensor("k_scale_cache", k_scale_cache, (3,), "[blocks, block_size, heads]", (torch.float32,))

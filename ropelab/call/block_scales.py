@@ -54,7 +54,7 @@ def _check_quantize(given: Tensors, where: Where, block_dim: int, *numbers: floa
     for name, x in (("weights", t.weights), ("weights_out", t.weights_out)):
         if x is not None:
             dtypes = () if name == "weights" else ((torch.float32,),)
-            check_tensor(name, x, (2,), f"{(tokens, heads)}", *dtypes)
+            check_tensor(name, x, (2,), "[tokens, heads]", *dtypes)
             if x.shape != (tokens, heads):
                 raise ValueError(f"{name}: expected shape {(tokens, heads)}, got {tuple(x.shape)}")
             check_device(name, x, t.x)
@@ -66,11 +66,11 @@ def _check_write(given: Tensors, where: Where, norm_eps: float, block_size: int,
     tokens, _, head_dim = t.q.shape
     _check_pairs(where, head_dim)
     check_tensor("q", t.q, (3,), "[tokens, heads, head_dim]", (torch.bfloat16, torch.float16))
-    check_tensor("kv", t.kv, (2,), f"({tokens}, {head_dim})", (t.q.dtype,))
+    check_tensor("kv", t.kv, (2,), "[tokens, head_dim]", (t.q.dtype,))
     if t.kv.shape != (tokens, head_dim):
         raise ValueError(f"kv: expected shape {(tokens, head_dim)}, got {tuple(t.kv.shape)}")
     check_device("kv", t.kv, t.q)
-    check_tensor("q_out", t.q_out, (3,), f"{tuple(t.q.shape)}", (t.q.dtype,))
+    check_tensor("q_out", t.q_out, (3,), "[tokens, heads, head_dim]", (t.q.dtype,))
     if t.q_out.shape != t.q.shape:
         raise ValueError(f"q_out: expected shape {tuple(t.q.shape)}, got {tuple(t.q_out.shape)}")
     check_device("q_out", t.q_out, t.q)

@@ -66,7 +66,7 @@ class BatchLayout:
         packed: bool = False,
         device: torch.device | str | None = None,
     ):
-        shape = integers("shape", shape)
+        shape = integers("shape", shape, below=2**31)
         if len(shape) != (1 if flag("packed", packed) else 2) or min(shape) < 1:
             raise ValueError(f"shape: expected {'(S,)' if packed else '(N, S)'}, got {shape}")
         width = shape[-1]
