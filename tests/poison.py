@@ -10,6 +10,6 @@ import torch
 @pytest.fixture(autouse=True)
 def poisoned_memory():
     """Poison the memory of every test."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")  # the like of use_deterministic_algorithms, which imports Inductor
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")

@@ -1,7 +1,7 @@
 """Every adapter keeps the laws of its convention, has the strides of its original, and refuses by its own words.
 
-A row of `REFUSED` changes a valid call of `tests.ops.hostile_adapters`; generated values of other types, shapes and
-devices are in tests/ops/test_hostile_adapters.py.
+A row of `REFUSED` changes a valid call of `tests.ops.adapter_calls`; generated values of other types, shapes and
+devices are in tests/ops/test_hostile_calls.py.
 """
 
 import pytest
@@ -12,8 +12,9 @@ from ropelab.conformance.report import text
 from ropelab.interop import deepspeed, huggingface, sglang, transformer_engine
 from ropelab.interop.broadcast import formula
 from ropelab.interop.fairseq2 import LAYOUTS, BatchLayout, KernelRotaryEncoder
+from tests.ops.adapter_calls import ADAPTERS
 from tests.ops.boundaries import shaped
-from tests.ops.hostile_adapters import ADAPTERS, outcome
+from tests.ops.hostile_adapters import outcome
 
 pytestmark = pytest.mark.usefixtures("torch_backend")
 

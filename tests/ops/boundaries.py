@@ -1,15 +1,18 @@
-"""Wrong values of arguments, by hand, for the valid calls of `tests.ops.public_calls`.
+"""Wrong values of arguments, by hand, for the valid calls of `tests.ops.public_calls` and `tests.ops.adapter_calls`.
 
 A row has the argument and the value, or a function that makes the value of the valid one. A third entry is the name to
 be blamed, where it is that of another argument. Where several arguments change, a row has all of them, and this name.
+`any_name` makes rows whose refusal may name any argument.
 """
 
 import math
+from types import SimpleNamespace
 
 import torch
 
 import ropelab
 from ropelab.angles.frequencies import inverse_frequencies
+from tests.ops.adapter_calls import CONFIG
 
 FLOAT8 = torch.float8_e4m3fn
 NAN, INF = math.nan, math.inf
@@ -41,6 +44,11 @@ def more_heads(x):
 
 def sparse(x):
     return x.to_sparse()
+
+
+def any_name(**values):
+    """A row for each value of each argument."""
+    return [({name: value}, None) for name, many in values.items() for value in many]
 
 
 def nested(layout):
@@ -212,6 +220,7 @@ ROWS = {
     "axial_tables": [
         ("positions", None), ("positions", ELSEWHERE), ("positions", lambda x: x[:0]),
         ("positions", lambda x: x[:1], "axes"), ("axes", [0, 0, 1, 1, 0, 0, 1, 2]), ("axes", torch.zeros(8)),
+        ("sin", lambda x: torch.cat((x, x), -1)), ("sin", lambda x: x[:4]), ("sin", lambda x: x.double()),
         ("axes", ONES(8).bool()), ("axes", torch.full((8,), 2)), ("axes", torch.full((8,), -1)), ("axes", [0.0] * 8),
     ],
     "axial_rope": [("axes_dims", (3, 5)), ("axes_dims", (0, 4)), ("layout", None)],
@@ -239,16 +248,133 @@ ROWS = {
     "PackedSequences": [
         ("cu_seqlens", torch.tensor([]).long()), ("cu_seqlens", torch.tensor([1, 4])), ("offsets", torch.tensor([1])),
         ("cu_seqlens", torch.tensor([0, 40])), ("offsets", torch.tensor([1.0, 2.0])), ("cp_size", 0), ("cp_rank", 1),
-        ("chunks", None),
+        ("chunks", None), ("cu_seqlens", FLOATS), ("cu_seqlens", lambda x: x[None]), ("cu_seqlens", lambda x: x[0]),
+        ("offsets", lambda x: torch.zeros(3)), ("offsets", 2**31), ("offsets", -(2**31) - 1), ("offsets", 2**31 - 2),
     ],
-    "context_parallel_positions": [("seq_len", 7), ("cp_size", 0), ("cp_rank", 2), ("chunks", None)],
-    "RotaryEmbedding": [("seq_format", None), ("rope", THETA), ("rope", lambda x: ropelab.Rope), ("rope", 7)],
+    "PackedSequences, offsets": [("offsets", ELSEWHERE), ("offsets", lambda x: x[None])],
+    "context_parallel_positions": [
+        ("seq_len", 7), ("seq_len", 2**31 + 4), ("cp_size", 0), ("cp_rank", 2), ("chunks", None),
+    ],
+    "RotaryEmbedding": [
+        ("seq_format", None), ("rope", CONFIG), ("rope", 15), ("base", -1.0), ("rope", THETA), ("rope", 7),
+        ("rope", lambda x: ropelab.Rope),
+    ],
     "RotaryEmbedding.forward": [
         ("positions", FEWER), ("positions", ELSEWHERE), ("positions", torch.full((4,), 2**40)),
-        ("positions", torch.full((4,), -(2**63))),
+        ("positions", torch.full((4,), -(2**63))), ("offsets", 3), ("positions", torch.zeros(3, 1, 4).long()),
     ],
     "RotaryEmbedding.forward, lengths unsaid": [("offsets", torch.tensor([1.0, 2.0])), ("offsets", torch.tensor([1]))],
     "RotaryEmbedding.tables": [("seq_len", 4096 * 4 / 3)],
+}  # fmt: skip
+
+
+HEADS = [torch.Tensor.sum, lambda x: x[None, None], sparse, nested(torch.jagged)]
+TABLE = [lambda x: x[..., :0], FEWER, lambda x: torch.cat((x, x), -1), lambda x: x.flatten()[0], sparse]
+PLACES = [lambda x: x.flatten()[0], lambda x: x[None, None, None], FEWER]
+IN_CACHE = [lambda x: x.to(torch.uint8), FEWER, lambda x: x[:, :0]]
+WHICH = [*PLACES[:2], torch.arange(99), lambda x: x * 0 + 10**6]
+NUMBER, COUNT = [0.0, -1.0], [0, 7]
+ANGLES = [*TABLE, lambda x: x[:2], lambda x: x[0]]
+LISTS = [[], {}, "abcdefgh", [NAN] * 8, [0.0] * 8, [-1.0] * 8, ["1"] * 8, [True] * 8, [None] * 8, [[1.0]] * 8, [1.0]]
+START = {"start_positions": [*PLACES, torch.tensor([7, 7])]}
+ROWS |= {
+    "vllm, norm, auto": any_name(
+        qkv=HEADS, q_weight=TABLE, k_weight=TABLE, cos=TABLE, sin=TABLE, positions=PLACES, slot_mapping=WHICH,
+        k_cache=HEADS + IN_CACHE, v_cache=HEADS + IN_CACHE, head_dim=[0, 8], num_q_heads=[5], num_kv_heads=[3],
+        rotary_pairs=[0], kv_cache_dtype=["fp8", "int8"],
+    ),
+    "vllm, MLA, auto": any_name(
+        q_pe=HEADS, k_pe=HEADS, kv_c=HEADS, cos_sin_cache=TABLE, positions=PLACES, slot_mapping=WHICH,
+        kv_cache=HEADS + IN_CACHE, kv_cache_dtype=["fp8"],
+    ),
+    "megatron, kv": any_name(kv=HEADS, k_pos_emb=HEADS, cos=TABLE, sin=TABLE, emb_dim=[0, 4], k_dim=[7], v_dim=[7]),
+    "megatron, dense": any_name(t=HEADS, freqs=TABLE, mscale=NUMBER),
+    "deepspeed": any_name(t=[sparse], freqs_cos=TABLE, freqs_sin=TABLE),
+    "deepspeed, rows": any_name(q=[sparse], k=[sparse], cos=TABLE, sin=TABLE),
+    "huggingface": any_name(q=[sparse], k=[sparse], cos=TABLE, sin=TABLE, unsqueeze_dim=[4, -5]),
+    "transformer_engine": any_name(t=HEADS, freqs=ANGLES, cp_size=[0, 4], cp_rank=[1], **START),
+    "transformer_engine, packed": any_name(
+        t=HEADS, freqs=ANGLES, cp_size=[0], cp_rank=[1], **START,
+        cu_seqlens=[torch.tensor([]).long(), torch.tensor([1, 4, 5]), torch.tensor([0, 4, 40])],
+    ),
+    "transformer_engine, qkv": any_name(
+        qkv=HEADS, q_freqs=ANGLES[:-1], k_freqs=ANGLES[:-1], qkv_split_arg_list=[[32, 32], [33, 16, 15], [32, 16, NAN]],
+        tensor_format=["thd"], cp_size=[0, 4], cp_rank=[1], **START,
+    ),
+    "sglang, cos and sin": any_name(
+        cos=TABLE, sin=TABLE, query=HEADS, key=HEADS, head_size=[8], rotary_dim=[0, 7, 32],
+        positions=[*PLACES, torch.full((8,), 8)],
+    ),
+    "sglang, diffusion": any_name(
+        q=HEADS, k=HEADS, cos_sin_cache=TABLE, head_size=[8], positions=[*PLACES, torch.full((8,), 8)]
+    ),
+    "sglang, cache": any_name(
+        query=HEADS, key=HEADS, cos_sin_cache=TABLE, head_size=[8], positions=[*PLACES, torch.full((2, 4), 8)]
+    ),
+    "frequency_tables": any_name(
+        frequencies=[INTEGERS, lambda x: x[None], lambda x: x[:0]], attention_factor=NUMBER,
+        dtype=[torch.int32, torch.complex64],
+    ),
+    "fixed_point": any_name(
+        frequencies=[INTEGERS, lambda x: x[None], lambda x: x[:0], lambda x: x * NAN, lambda x: x * INF],
+        attention_factor=[*NUMBER, 1e39],
+    ),
+    "inverse_frequencies": any_name(rotary_dim=[0, 1, 7], base=NUMBER),
+    "linear": any_name(factor=NUMBER),
+    "ntk_aware": any_name(factor=[*NUMBER, 1e300]),
+    "dynamic_ntk": any_name(factor=NUMBER, max_position_embeddings=[0]),
+    "yarn": any_name(
+        factor=NUMBER, original_max_position_embeddings=[0], beta_fast=[*NUMBER, 0.5], beta_slow=[*NUMBER, 64],
+        base=[1.0, 0.5],
+    ),
+    "yarn_attention_factor": any_name(factor=NUMBER, mscale=[-1.0], mscale_all_dim=[-1.0]),
+    "longrope": any_name(rescale_factors=LISTS),
+    "longrope_attention_factor": any_name(factor=NUMBER, original_max_position_embeddings=[0, 1]),
+    "llama3": any_name(
+        factor=NUMBER, low_freq_factor=[*NUMBER, 8.0], high_freq_factor=[*NUMBER, 0.5],
+        original_max_position_embeddings=[0],
+    ),
+    "proportional": any_name(head_dim=[7], base=NUMBER, rotated_fraction=[*NUMBER, 1.5], factor=NUMBER),
+    "axial": any_name(axes_dims=[(3, 5), (0, 4), (-4, 6), [[4, 6]]], base=NUMBER),
+    "sections": any_name(widths=[(0, 0), (-2, 3)]),
+    "interleaved_sections": any_name(widths=[(1, 9), ()]),
+    "permutation": any_name(rotary_dim=[0, 7], source=[None], target=[None]),
+    "configuration": any_name(
+        head_dim=[64.5, 7], rotary_dim=[7, 32], max_position_embeddings=[0], rope_theta=NUMBER,
+        model_type=[3, ["llama"], True, "unheard_of", "kimi_k2", "gemma4_vision"],
+        partial_rotary_factor=[*NUMBER, 2.0, 1.01],
+    ),
+    "configuration, heads": any_name(hidden_size=[66, 0, None], num_attention_heads=[0, 5, [4, 4], None]),
+    "scaling, linear": any_name(factor=[*NUMBER, None]),
+    "scaling, ntk": any_name(factor=[*NUMBER, None]),
+    "scaling, dynamic": any_name(factor=[*NUMBER, None]),
+    "scaling, yarn": any_name(
+        factor=NUMBER, original_max_position_embeddings=[0], attention_factor=NUMBER, beta_fast=NUMBER,
+        beta_slow=NUMBER, mscale=[-1.0], mscale_all_dim=[-1.0],
+    ),
+    "scaling, longrope": any_name(
+        factor=NUMBER, short_factor=[*LISTS, None], long_factor=[*LISTS, None], attention_factor=NUMBER
+    ),
+    "scaling, llama3": any_name(
+        factor=[*NUMBER, None], low_freq_factor=[*NUMBER, None], high_freq_factor=[*NUMBER, None]
+    ),
+    "scaling, proportional": any_name(factor=NUMBER, partial_rotary_factor=[*NUMBER, 2.0, 1.01]),
+    "scaling, default": any_name(
+        mrope_section=[[4, 5], [8, 1, -1], [], [[4, 2, 2]]], partial_rotary_factor=NUMBER, rope_theta=NUMBER
+    ),
+    "fairseq2, layout": any_name(shape=[(2,), (0, 4)], seq_lens=[[5, 1], [1]]),
+    "fairseq2, kernel": any_name(
+        encoding_dim=COUNT, max_seq_len=[0], theta=NUMBER, freqs_init_fn=[3, "f", lambda e: lambda x: None,
+        lambda e: lambda x: THETA[:3], lambda e: lambda x: THETA.long()],
+        state_bag=[3, *(lambda bag, n=n: SimpleNamespace(step_nr=n) for n in (1.5, -1, 100))],
+        seqs_layout=[None, 3, "layout", *(lambda layout, at=at: SimpleNamespace(
+            packed=False, padded=True, max_seq_len=4, position_indices=at) for at in (None, torch.zeros(2, 3).long()))],
+    ),
+    "fairseq2, dual": any_name(encoding_dim=[*COUNT, 6], max_seq_len=[0], theta=NUMBER, dual_theta=NUMBER),
+    "fairseq2, YaRN": any_name(
+        encoding_dim=COUNT, theta=NUMBER, scale_factor=NUMBER, original_max_seq_len=[0], beta_fast=NUMBER,
+        beta_slow=NUMBER, mscale=[-1.0], mscale_all_dim=[-1.0],
+    ),
 }  # fmt: skip
 
 

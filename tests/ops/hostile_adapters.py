@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +12,6 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ropelab.arguments import POSITION_DTYPES
-from ropelab.interop import deepspeed, flashinfer, huggingface, megatron, sglang, transformer_engine, vllm
-from tests.interop.test_interop_flashinfer import append_call
-from tests.interop.test_interop_vllm import latent_call, norm_call
-from tests.ops.hostile_calls import ANGLES, CU, TARGETS, Q
 
 
 @contextmanager
@@ -39,7 +34,7 @@ CONTEXTS = {
 
 
 class Adapter(NamedTuple):
-    """A function: an adapter, or one of `tests.ops.public_calls`.
+    """A function with a valid call: one of `tests.ops.public_calls` or of `tests.ops.adapter_calls`.
 
     Attributes:
         arguments: makes the arguments of a valid call.
@@ -52,13 +47,6 @@ class Adapter(NamedTuple):
     free: tuple[str, ...] = ()
 
 
-def of_target(function: Callable, *free: str, call: str = "", **more: Any) -> Adapter:
-    """The adapter with the valid call of `tests.ops.hostile_calls`."""
-    package = function.__module__.split(".")[2]
-    arguments = TARGETS[f"{package}.{function.__name__}{call}"].arguments | more
-    return Adapter(function, lambda: copied(arguments), free)
-
-
 def copied(value: Any) -> Any:
     """The value with tensors of its own."""
     if isinstance(value, torch.Tensor):
@@ -67,77 +55,6 @@ def copied(value: Any) -> Any:
         return {name: copied(x) for name, x in value.items()}
     return type(value)(map(copied, value)) if isinstance(value, (tuple, list)) else value
 
-
-def append(**options: Any) -> Adapter:
-    """FlashInfer's function with tensors for its results that are not neighbours."""
-
-    def arguments():
-        call = append_call(**options)
-        outs = {f"{name}_out": call[name].to(call["quantize_dtype"]) for name in ("q_rope", "q_nope")}
-        return call | outs | {"enable_pdl": False}
-
-    return Adapter(
-        flashinfer.rope_quantize_fp8_append_paged_kv_cache, arguments, ("quantize_dtype torch.float8_e4m3fn",)
-    )
-
-
-def mla(**more: Any) -> Callable[[], dict[str, Any]]:
-    """The arguments of Megatron-LM's functions for queries of latent attention, with packed tokens."""
-    cos, sin = (torch.randn(8, 1, 1, 8) for _ in range(2))
-    return lambda: {
-        "t": Q.flatten(0, 1).clone(), "cos": cos, "sin": sin, "emb_dim": 8, "cu_seqlens_q": CU, "cp_rank": 0,
-        "cp_size": 1, "rotary_interleaved": False,
-    } | more  # fmt: skip
-
-
-CONFIG = SimpleNamespace(rotary_interleaved=False, multi_latent_attention=False, apply_rope_fusion=True)
-GROUP = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
-PACKED = {"t": Q.flatten(0, 1), "cu_seqlens": CU, "freqs": ANGLES, "mscale": 1.5, "inverse": False}
-ADAPTERS = {
-    "flashinfer, GQA": append(nope_dim=8, heads=(2, 1)),
-    "flashinfer, HND": append(nope_dim=8, heads=(2, 1), kv_layout="HND"),
-    "flashinfer, MLA": append(nope_dim=40, heads=(2, 1), latent=True),
-    "flashinfer, slots": Adapter(
-        flashinfer.slot_mapping,
-        lambda: {name: x for name, x in append_call().items() if name in signature(flashinfer.slot_mapping).parameters},
-    ),
-    "vllm, norm": Adapter(vllm.fused_qknorm_rope_cache, lambda: norm_call(kind="fp8"), ("q_out of 8 bits",)),
-    "vllm, norm, auto": Adapter(vllm.fused_qknorm_rope_cache, norm_call, ("k_scale", "v_scale", "q_out of 8 bits")),
-    "vllm, MLA": Adapter(vllm.concat_and_cache_mla_rope_fused, lambda: latent_call(kind="fp8")),
-    "megatron, q in place": Adapter(
-        megatron.fused_mla_rope_inplace, mla(nope_dim=8, inverse=False, remove_interleaving=False)
-    ),
-    "megatron, q": Adapter(
-        megatron.fused_mla_rope_out_of_place,
-        mla(nope_dim=8, position_ids=torch.arange(8), inverse=False, remove_interleaving=False),
-        ("cu_seqlens_q", "cp_size beyond integers"),
-    ),
-    "megatron, q of 0.16.1": Adapter(megatron.fused_apply_mla_rope_for_q, mla(qk_head_dim=8)),
-    "megatron, kv": of_target(
-        megatron.fused_mla_rope_kv_split, "cp_size beyond integers", cp_rank=0, cp_size=1
-    ),
-    "megatron, dense": of_target(megatron.fused_apply_rotary_pos_emb, transpose_output_memory=False),
-    "megatron, packed": Adapter(
-        megatron.fused_apply_rotary_pos_emb_thd,
-        lambda: copied(PACKED | {"cp_size": 1, "cp_rank": 0, "interleaved": False}),
-    ),
-    "megatron, rope_utils": Adapter(
-        megatron.apply_rotary_pos_emb,
-        lambda: copied(PACKED) | {
-            "config": CONFIG, "cp_group": GROUP, "mla_rotary_interleaved": False,
-            "mla_output_remove_interleaving": False, "max_seqlen": 8,
-        }, ("max_seqlen beyond integers",),
-    ),
-    "deepspeed": of_target(deepspeed.apply_rotary_pos_emb, "of another dtype", "complex"),
-    "deepspeed, rows": of_target(deepspeed.fused_rope_forward, "of another dtype", "complex"),
-    "huggingface": of_target(huggingface.apply_rotary_pos_emb, "of another dtype", "complex"),
-    "transformer_engine": of_target(transformer_engine.apply_rotary_pos_emb),
-    "transformer_engine, packed": of_target(transformer_engine.apply_rotary_pos_emb, call=", thd"),
-    "transformer_engine, qkv": of_target(transformer_engine.apply_fused_qkv_rotary_pos_emb),
-    "sglang, cos and sin": of_target(sglang.rotary_embedding_cos_sin),
-    "sglang, diffusion": of_target(sglang.apply_rope_qk_inplace),
-    "sglang, cache": of_target(sglang.apply_rope_with_cos_sin_cache_inplace),
-}  # fmt: skip
 
 SOME_FIT = (
     "of no axis", "of one more axis", "shorter", "empty", "longer", "narrower", "without features", "negative", "large",
@@ -231,8 +148,9 @@ def calls(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]]:
     parameters = signature(function).parameters
     for argument, value in arguments().items():
         for what in hostile(value):
-            parameter = parameters[argument]
-            may_be_none = what == "None" and (parameter.default is None or "None" in str(parameter.annotation))
+            parameter = parameters.get(argument)  # None for a key of a configuration
+            optional = parameter and (parameter.default is None or "None" in str(parameter.annotation))
+            may_be_none = what == "None" and optional
             kind = what.partition(" in place")[0]
             takes = may_be_none or bool({argument, kind, f"{argument} {kind}"} & set(free))
             if value is not None and not takes:
@@ -274,7 +192,7 @@ def outcome(function, call, *, argument=None, finite=False):
         found = function(**call)
     except (TypeError, ValueError) as error:
         begins = re.match(r"(\w+)\S*: expected .*\bgot\b", str(error), re.DOTALL)
-        named = {argument} if argument else signature(function).parameters
+        named = {argument} if argument else {*signature(function).parameters, *call}
         if not begins or begins[1] not in named:
             return f"{type(error).__name__}: {error}"
         wrote = changed(before, call)

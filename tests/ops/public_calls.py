@@ -9,19 +9,8 @@ import numpy as np
 import torch
 
 import ropelab
+from tests.ops.adapter_calls import CONFIG, COS, LATENT, PROJECTION, QKV, SIN, SLOTS, THETA, K, Q
 from tests.ops.hostile_adapters import Adapter, copied
-from tests.ops.hostile_calls import (
-    CONFIG,
-    COS,
-    LATENT,
-    PROJECTION,
-    QKV,
-    SIN,
-    SLOTS,
-    THETA,
-    K,
-    Q,
-)
 from tests.ops.specs import OPERATORS, arguments
 
 EIGHT = torch.float8_e4m3fn

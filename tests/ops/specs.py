@@ -23,12 +23,19 @@ Call = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a call, and what its tensors have in common."""
+    """The sizes of a call, and what its tensors have in common.
+
+    Attributes:
+        pairs: the pairs of features of a head that rotate.
+        rest: further features of a head, where the operator leaves their number open.
+    """
 
     batch: int = 2
     tokens: int = 3
     heads: int = 3
     kv_heads: int = 1
+    pairs: int = 4
+    rest: int = 3
     seq_format: str = "bshd"
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
@@ -42,11 +49,26 @@ class Sizes:
         return x.flatten(0, 1) if self.seq_format == "thd" else from_bshd(x, self.seq_format).contiguous()
 
     @property
+    def turning(self) -> int:
+        """The features of a head that rotate."""
+        return 2 * self.pairs
+
+    @property
+    def head_dim(self) -> int:
+        """The features of a head of which a slice rotates, with two before it."""
+        return 2 + self.turning + max(1, self.rest - 2)
+
+    @property
     def slots(self) -> torch.Tensor:
         """A slot for each token, the last tokens first, and none for the second."""
         slots = torch.arange(self.batch * self.tokens, device=self.device).flip(0)
         slots[1:2] = -1
-        return slots
+        return slots if self.dtype.itemsize > 2 else slots.int()
+
+    @property
+    def slot_mapping(self) -> torch.Tensor:
+        """`slots`; of many tokens the last have none."""
+        return self.slots[: 15 if self.batch == 1 else None]
 
 
 @dataclass(frozen=True)
@@ -61,7 +83,8 @@ class OpSpec:
         written: the arguments that a call writes.
         leaves: the arguments that a caller may differentiate.
         options: further arguments.
-        columns: of the tables.
+        full_width: the tables have a column for each feature and not for each pair.
+        any_size: heads may have any number of features; otherwise four pairs rotate.
         roundings: a call -> how often an element is rounded in the arithmetic, and then in the dtype of the result;
             None where the file of the operator has the bound.
         once: reverse mode differentiates no more than once.
@@ -75,7 +98,8 @@ class OpSpec:
     written: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
     options: Call = field(default_factory=dict)
-    columns: int = 4
+    full_width: bool = False
+    any_size: bool = True
     roundings: Callable[[Call], tuple[int, int]] | None = lambda call: (2, 1)
     once: bool = False
     fixed: tuple[str, ...] = ()
@@ -90,6 +114,7 @@ class OpSpec:
         """The ways to say where the tokens are, and by what they turn."""
         found = ["positions", "start"] if "deltas" in self.parameters else ["positions", "offsets", "start", "rows"]
         norm = "eps" in self.parameters and "q_weight" in self.tensors(Sizes())
+        found += ["each"] * ("seq_format" in self.parameters and self.function is not ropelab.qkv_rope_and_cache)
         found += ["axes"] if "axes" in self.parameters else []
         return found + ["frequencies"] * ("frequencies" in self.parameters and not (norm and self.once))
 
@@ -106,8 +131,11 @@ def turned(x: torch.Tensor, call: Call, **changes: Any) -> torch.Tensor:
 
 def has_position(x: torch.Tensor, call: Call) -> torch.Tensor:
     """Which tokens of ``x`` have a position along any axis."""
-    ones, zeros = torch.ones_like(call["cos"]), torch.zeros_like(call["sin"])
-    return turned(torch.ones_like(x), call, cos=ones, sin=zeros).bool().any(-1, keepdim=True)
+    axes = range(len(call["positions"])) if call.get("axes") else None
+    rows = torch.ones(ROWS, len(axes or "1"), device=x.device)
+    pairs = torch.ones(*x.shape[:-1], 2 * rows.shape[-1], device=x.device)
+    where = {"cos": rows, "sin": 0 * rows, "axes": axes, "rotary_slice": None}
+    return turned(pairs, call, **where).bool().any(-1, keepdim=True)
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, call: Call, offset: float = 0.0) -> torch.Tensor:
@@ -141,8 +169,9 @@ def norm_rope(call: Call):
 
 def latent(call: Call):
     """Query, key and value of latent attention, as far as the call has them."""
-    nope_dim = call["q"].shape[-1] - 8 if "q" in call else call["nope_dim"]
-    tail = {"rotary_slice": (nope_dim, nope_dim + 8)}
+    nope_dim = call["nope_dim"] if "nope_dim" in call else call["q"].shape[-1] - call["k_pe"].shape[-1]
+    rotary_dim = call["k_pe"].shape[-1] if "k_pe" in call else call["q"].shape[-1] - nope_dim
+    tail = {"rotary_slice": (nope_dim, nope_dim + rotary_dim)}
     query = (turned(call["q"], call, **tail),) if "q" in call else ()
     if "kv" not in call:
         return query, {"q": query[0]}
@@ -218,37 +247,46 @@ def projected_into_cache(call: Call):
 
 
 def q_and_k(s: Sizes) -> Call:
-    return {"q": s.heads_of(s.heads, 11), "k": s.heads_of(s.kv_heads, 11)}
+    return {"q": s.heads_of(s.heads, s.head_dim), "k": s.heads_of(s.kv_heads, s.head_dim)}
 
 
 def with_weights(s: Sizes) -> Call:
-    return q_and_k(s) | {"q_weight": s.draw(11), "k_weight": s.draw(11)}
+    return q_and_k(s) | {"q_weight": s.draw(s.head_dim), "k_weight": s.draw(s.head_dim)}
 
 
 def of_latent(*names: str) -> Callable[[Sizes], Call]:
     def tensors(s: Sizes) -> Call:
-        made = {"q": s.heads_of(s.heads, 12), "kv": s.heads_of(s.heads, 10), "k_pe": s.heads_of(1, 8), "nope_dim": 4}
+        nope_dim = 1 + s.rest
+        made = {
+            "q": s.heads_of(s.heads, nope_dim + s.turning), "kv": s.heads_of(s.heads, nope_dim + 6),
+            "k_pe": s.heads_of(1, s.turning), "nope_dim": nope_dim,
+        }  # fmt: skip
         return {name: made[name] for name in names}
 
     return tensors
 
 
 def of_cache(s: Sizes) -> Call:
+    return of_caches(s, s.turning + s.rest - 3)
+
+
+def of_caches(s: Sizes, dim: int) -> Call:
     return {
-        "q": s.heads_of(s.heads, 8), "k": s.heads_of(s.kv_heads, 8), "v": s.heads_of(s.kv_heads, 6),
-        "slot_mapping": s.slots, "key_cache": s.draw(5, 8, s.kv_heads, 8), "value_cache": s.draw(5, 8, s.kv_heads, 6),
-        "q_out": s.heads_of(s.heads, 8),
+        "q": s.heads_of(s.heads, dim), "k": s.heads_of(s.kv_heads, dim), "v": s.heads_of(s.kv_heads, 2 * s.rest),
+        "slot_mapping": s.slot_mapping, "key_cache": s.draw(5, 8, s.kv_heads, dim),
+        "value_cache": s.draw(5, 8, s.kv_heads, 2 * s.rest), "q_out": s.heads_of(s.heads, dim),
     }  # fmt: skip
 
 
 def normed_into_cache(s: Sizes) -> Call:
     """A norm across heads, and results for all tokens."""
-    weights = {"q_weight": s.draw(8 * s.heads), "k_weight": s.draw(8 * s.kv_heads), "eps": 0.0}
-    return of_cache(s) | weights | {"k_out": s.heads_of(s.kv_heads, 8), "v_out": s.heads_of(s.kv_heads, 6)}
+    made = of_cache(s)
+    weights = {f"{x}_weight": s.draw(made[x].shape[-1] * n) for x, n in (("q", s.heads), ("k", s.kv_heads))}
+    return made | weights | {"eps": 0.0, "k_out": torch.empty_like(made["k"]), "v_out": torch.empty_like(made["v"])}
 
 
 def apart_into_cache(s: Sizes) -> Call:
-    return of_cache(s) | {"q_nope": s.heads_of(s.heads, 4), "q_nope_out": s.heads_of(s.heads, 4)}
+    return of_caches(s, s.head_dim) | {f"q_nope{out}": s.heads_of(s.heads, 1 + s.rest) for out in ("", "_out")}
 
 
 def of_8_bits(s: Sizes) -> Call:
@@ -268,19 +306,20 @@ def making_scales(s: Sizes) -> Call:
 def of_latent_cache(s: Sizes) -> Call:
     tokens = s.batch * s.tokens
     return {
-        "q_pe": s.heads_of(s.heads, 8), "k_pe": s.draw(tokens, 8), "kv_c": s.draw(tokens, 5),
-        "kv_cache": s.draw(5, 8, 13), "slot_mapping": s.slots, "q_out": s.heads_of(s.heads, 8),
-        "k_out": s.draw(tokens, 8),
+        "q_pe": s.heads_of(s.heads, s.turning), "k_pe": s.draw(tokens, s.turning), "kv_c": s.draw(tokens, 2 + s.rest),
+        "kv_cache": s.draw(5, 8, 2 + s.rest + s.turning), "slot_mapping": s.slot_mapping,
+        "q_out": s.heads_of(s.heads, s.turning), "k_out": s.draw(tokens, s.turning),
     }  # fmt: skip
 
 
 def of_cached_keys(s: Sizes) -> Call:
-    return {"key_cache": s.draw(5, 8, s.kv_heads, 11), "slots": s.slots}
+    return {"key_cache": s.draw(5, 8, s.kv_heads, s.head_dim), "slots": s.slots}
 
 
 def of_cached_8_bits(s: Sizes) -> Call:
     scales = s.draw(5, 8, s.kv_heads, dtype=torch.float32)
-    return {"key_cache": s.draw(5, 8, s.kv_heads, 8).to(FLOAT8), "k_scale_cache": scales, "slots": s.slots}
+    dim = s.turning + s.rest - 3
+    return {"key_cache": s.draw(5, 8, s.kv_heads, dim).to(FLOAT8), "k_scale_cache": scales, "slots": s.slots}
 
 
 def of_quantized(s: Sizes) -> Call:
@@ -300,38 +339,39 @@ def of_block_scaled_cache(s: Sizes) -> Call:
     pages = torch.zeros(5, 8 * 24, dtype=torch.uint8, device=s.device)
     q, q_out = (s.heads_of(s.heads, 12, dtype) for _ in range(2))
     kv = s.draw(s.batch * s.tokens, 12, dtype=dtype)
-    return {"q": q, "kv": kv, "kv_cache": pages, "slot_mapping": s.slots, "q_out": q_out}
+    return {"q": q, "kv": kv, "kv_cache": pages, "slot_mapping": s.slot_mapping, "q_out": q_out}
 
 
 def of_product(s: Sizes) -> Call:
     heads = s.heads + 2 * s.kv_heads
     return {
-        "x": s.heads_of(1, 4).squeeze(-2), "weight": s.draw(heads * 8, 4), "bias": s.draw(heads * 8),
+        "x": s.heads_of(1, 4).squeeze(-2), "weight": s.draw(heads * s.turning, 4), "bias": s.draw(heads * s.turning),
         "q_heads": s.heads, "k_heads": s.kv_heads,
     }  # fmt: skip
 
 
 def of_normed_product(s: Sizes) -> Call:
-    return of_product(s) | {"q_weight": s.draw(8), "k_weight": s.draw(8)}
+    return of_product(s) | {"q_weight": s.draw(s.turning), "k_weight": s.draw(s.turning)}
 
 
 def of_three_products(s: Sizes) -> Call:
-    made, rows = of_product(s), (s.heads * 8, s.kv_heads * 8, s.kv_heads * 8)
+    made, rows = of_product(s), [n * s.turning for n in (s.heads, s.kv_heads, s.kv_heads)]
     return made | {name: tuple(x.clone() for x in made[name].split(rows)) for name in ("weight", "bias")}
 
 
 def of_product_into_cache(s: Sizes) -> Call:
-    caches = {name: s.draw(5, 8, s.kv_heads, 8) for name in ("key_cache", "value_cache")}
-    return of_product(s) | caches | {"slot_mapping": s.slots}
+    caches = {name: s.draw(5, 8, s.kv_heads, s.turning) for name in ("key_cache", "value_cache")}
+    return of_product(s) | caches | {"slot_mapping": s.slot_mapping}
 
 
 def of_product_and_results(s: Sizes) -> Call:
-    outs = {f"{x}_out": s.heads_of(n, 8) for x, n in (("q", s.heads), ("k", s.kv_heads), ("v", s.kv_heads))}
+    outs = {f"{x}_out": s.heads_of(n, s.turning) for x, n in (("q", s.heads), ("k", s.kv_heads), ("v", s.kv_heads))}
     return of_product_into_cache(s) | outs
 
 
 CACHES, OUTS = ("key_cache", "value_cache"), ("q_out", "k_out", "v_out")
-SLICE = {"rotary_slice": (2, 10)}
+SLICE = {"rotary_slice": None}
+"""`arguments` replaces None."""
 
 
 def of_norm(features: str, roundings: int = 4) -> Callable[[Call], tuple[int, int]]:
@@ -349,7 +389,12 @@ OPERATORS = {
         ropelab.apply_rope, q_and_k, rope, leaves=("q", "k", "cos", "sin"), options=SLICE | {"inverse": True}
     ),
     "apply_rope, q alone": OpSpec(
-        ropelab.apply_rope, lambda s: {"q": s.heads_of(s.heads, 11)}, rope, leaves=("q", "cos", "sin"), options=SLICE
+        ropelab.apply_rope, lambda s: {"q": s.heads_of(s.heads, s.head_dim)}, rope, leaves=("q", "cos", "sin"),
+        options=SLICE, full_width=True,
+    ),
+    "apply_rope, the other layout": OpSpec(
+        ropelab.apply_rope, q_and_k, rope, leaves=("q", "k", "cos", "sin"),
+        options=SLICE | {"out_layout": "interleaved"},
     ),
     "apply_rope, in place": OpSpec(
         ropelab.apply_rope, q_and_k, rope, written=("q", "k"), options=SLICE | {"inplace": True}
@@ -363,29 +408,30 @@ OPERATORS = {
         options={"out_layout": "interleaved"},
     ),
     "assemble_mla, in place": OpSpec(
-        ropelab.assemble_mla, of_latent("q", "kv", "k_pe"), latent, written=("q",), options={"inplace": True}, columns=8
+        ropelab.assemble_mla, of_latent("q", "kv", "k_pe"), latent, written=("q",), options={"inplace": True},
+        full_width=True,
     ),
     "assemble_mla, in place beside a view": OpSpec(
-        ropelab.assemble_mla, of_latent("q", "kv", "k_pe"), latent, written=("q",), columns=8,
+        ropelab.assemble_mla, of_latent("q", "kv", "k_pe"), latent, written=("q",), full_width=True,
         options={"inplace": True, "copy_value": False},
     ),
     "assemble_mla_kv": OpSpec(
-        ropelab.assemble_mla_kv, of_latent("kv", "k_pe", "nope_dim"), latent, leaves=("kv", "k_pe"), columns=8
+        ropelab.assemble_mla_kv, of_latent("kv", "k_pe", "nope_dim"), latent, leaves=("kv", "k_pe"), full_width=True
     ),
     "assemble_mla_kv, a view": OpSpec(
-        ropelab.assemble_mla_kv, of_latent("kv", "k_pe", "nope_dim"), latent, leaves=("kv", "k_pe"), columns=8,
+        ropelab.assemble_mla_kv, of_latent("kv", "k_pe", "nope_dim"), latent, leaves=("kv", "k_pe"), full_width=True,
         options={"copy_value": False},
     ),
     "rotate_mla_query": OpSpec(
-        ropelab.rotate_mla_query, of_latent("q", "nope_dim"), latent, leaves=("q",), columns=8,
+        ropelab.rotate_mla_query, of_latent("q", "nope_dim"), latent, leaves=("q",), full_width=True,
         options={"inverse": True},
     ),
     "rotate_mla_query, in place": OpSpec(
         ropelab.rotate_mla_query, of_latent("q", "nope_dim"), latent, written=("q",), options={"inplace": True},
-        columns=8,
+        full_width=True,
     ),
     "rotate_mla_query, consumed": OpSpec(
-        ropelab.rotate_mla_query, of_latent("q", "nope_dim"), latent, written=("q",), columns=8,
+        ropelab.rotate_mla_query, of_latent("q", "nope_dim"), latent, written=("q",), full_width=True,
         options={"inplace": True, "consume": True},
     ),
     "rope_and_cache": OpSpec(
@@ -393,7 +439,7 @@ OPERATORS = {
         roundings=lambda call: (call["q_weight"].numel() // 2 + 10, 1), bits=False,
     ),
     "rope_and_cache, q apart": OpSpec(
-        ropelab.rope_and_cache, apart_into_cache, cached, written=(*CACHES, "q_out", "q_nope_out"),
+        ropelab.rope_and_cache, apart_into_cache, cached, written=(*CACHES, "q_out", "q_nope_out"), options=SLICE,
         fixed=(*CACHES, "q_out", "q_nope_out"),
     ),
     "rope_and_cache, 8-bit floats": OpSpec(
@@ -418,14 +464,15 @@ OPERATORS = {
     ),
     "rope_and_quantize": OpSpec(
         ropelab.rope_and_quantize, of_quantized, roundings=None, written=("out", "scales"), options={"block_dim": 4},
-        fixed=("out",),
+        fixed=("out",), any_size=False,
     ),
     "rope_and_quantize_indexer": OpSpec(
-        ropelab.rope_and_quantize_indexer, of_indexer, roundings=None, written=("out", "weights_out"), fixed=("out",)
+        ropelab.rope_and_quantize_indexer, of_indexer, roundings=None, written=("out", "weights_out"), fixed=("out",),
+        any_size=False,
     ),
     "rope_and_block_scaled_cache": OpSpec(
         ropelab.rope_and_block_scaled_cache, of_block_scaled_cache, roundings=None, written=("kv_cache", "q_out"),
-        options={"block_size": 8, "block_dim": 4}, fixed=("kv_cache", "q_out"), bits=False,
+        options={"block_size": 8, "block_dim": 4}, fixed=("kv_cache", "q_out"), bits=False, any_size=False,
     ),
     "qkv_rope": OpSpec(
         ropelab.qkv_rope, of_product, projected, leaves=("x", "weight", "bias"), roundings=of_sum, bits=False
@@ -444,7 +491,17 @@ OPERATORS = {
         roundings=of_sum, fixed=CACHES + OUTS, bits=False,
     ),
 }  # fmt: skip
-WHERE = ("positions", "offsets", "start", "rows", "axes", "frequencies")
+WHERE = ("positions", "offsets", "start", "rows", "each", "axes", "frequencies")
+FORMS = [
+    ("split_half", "bshd", torch.float32, {}),
+    ("interleaved", "sbhd", torch.float16, {"batch": 1, "tokens": 1, "pairs": 3}),
+    ("split_half", "bhsd", torch.float64, {"heads": 7, "pairs": 5}),
+    ("interleaved", "thd", torch.float32, {"heads": 6, "kv_heads": 3, "pairs": 8, "rest": 16}),
+    ("split_half", "sbhd", torch.bfloat16, {"heads": 1, "kv_heads": 5, "pairs": 1, "rest": 28}),
+    ("interleaved", "bshd", torch.bfloat16, {"tokens": 9, "rest": 4}),
+    ("split_half", "thd", torch.float16, {"batch": 1, "tokens": 17, "heads": 2, "pairs": 12}),
+]
+"""Layouts, orders of axes, dtypes, and sizes that fill the programs of a kernel or do not."""
 DIFFERENTIABLE = [name for name, spec in OPERATORS.items() if spec.leaves]
 WRITING = [name for name, spec in OPERATORS.items() if spec.written]
 CASES = [(name, where) for name, spec in OPERATORS.items() for where in spec.where]
@@ -460,10 +517,15 @@ def arguments(name: str, where: str = "positions", **sizes: Any) -> Call:
         where: one of `OpSpec.where`. Positions have either sign, and some tokens have none.
         sizes: see `Sizes`. An operator without a ``seq_format`` takes packed tokens.
     """
-    spec, s = OPERATORS[name], Sizes(**sizes)
+    spec = OPERATORS[name]
     if "seq_format" not in spec.parameters or spec.function is ropelab.qkv_rope_and_cache:
-        s = Sizes(**sizes | {"seq_format": "thd"})
+        sizes["seq_format"] = "thd"
+    if not spec.any_size:
+        sizes = {name: x for name, x in sizes.items() if name not in ("pairs", "rest")}
+    s = Sizes(**sizes)
     call = spec.tensors(s) | spec.options | _angles(where, spec, s)
+    if "rotary_slice" in call:
+        call["rotary_slice"] = (2, 2 + s.turning)
     if "seq_format" in spec.parameters:
         call["seq_format"] = s.seq_format
     if "deltas" in spec.parameters:
@@ -472,12 +534,16 @@ def arguments(name: str, where: str = "positions", **sizes: Any) -> Call:
     return call
 
 
-def call_of(name: str, where: str, layout: str = "split_half", **sizes: Any) -> Call:
-    """`arguments` in a layout, and with a way to say where that the operator has."""
+def call_of(
+    name: str, where: str, layout: str = "split_half", seq_format: str = "bshd", dtype: torch.dtype = torch.float32,
+    sizes: Call | None = None, **more: Any,
+) -> Call:  # fmt: skip
+    """`arguments` in one of `FORMS`, and with a way to say where that the operator has."""
     spec = OPERATORS[name]
-    if sizes.get("seq_format") == "bhsd" and spec.function is ropelab.qkv_rope:
-        sizes["seq_format"] = "bshd"
-    call = arguments(name, where if where in spec.where else "positions", **sizes)
+    if seq_format == "bhsd" and spec.function is ropelab.qkv_rope:
+        seq_format = "bshd"
+    where = where if where in spec.where else "positions"
+    call = arguments(name, where, seq_format=seq_format, dtype=dtype, **sizes or {}, **more)
     return call | ({"layout": layout} if "layout" in spec.parameters else {})
 
 
@@ -486,24 +552,29 @@ def _angles(where: str, spec: OpSpec, s: Sizes) -> Call:
         s.seq_format, (s.batch, s.tokens)
     )  # one row of positions serves all sequences, with or without an axis for them
     wide = torch.float64 if s.dtype == torch.float64 else torch.float32
-    found: Call = {"cos": s.draw(ROWS, spec.columns, dtype=wide), "sin": s.draw(ROWS, spec.columns, dtype=wide)}
+    columns = s.turning if spec.full_width and where not in ("axes", "frequencies") else s.pairs
+    found: Call = {"cos": s.draw(ROWS, columns, dtype=wide), "sin": s.draw(ROWS, columns, dtype=wide)}
     positions = torch.randint(1 - ROWS, ROWS, (2, *shape), device=s.device)
     positions[..., 1:2] = NO_POSITION
+    positions = positions if s.dtype.itemsize > 2 else positions.int()
     match where:
         case "positions":
             found["positions"] = positions[0]
         case "frequencies":
-            frequencies = ropelab.rotary_frequencies(2 * spec.columns, device=s.device)
+            frequencies = ropelab.rotary_frequencies(2 * columns, device=s.device)
             found = {"frequencies": frequencies, "positions": positions[0]}
         case "axes":
             positions[1, ..., :1] = NO_POSITION  # of the first token, along the second axis
-            found |= {"positions": positions, "axes": (0, 1) * (spec.columns // 2)}
+            found |= {"positions": positions, "axes": ((0, 1) * columns)[:columns]}
         case "offsets":
             found["offsets"] = torch.tensor([7, NO_POSITION], device=s.device)[
                 : 1 if s.seq_format == "thd" else s.batch
             ]
         case "start":
             found["offsets"] = 1 - ROWS
+        case "each":  # of the sequences has tables of its own
+            each = [s.batch] * (s.seq_format != "thd") + [ROWS, columns]
+            found = {name: s.draw(*each, dtype=wide) for name in ("cos", "sin")} | {"positions": positions[0]}
     return found
 
 

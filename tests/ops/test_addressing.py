@@ -7,8 +7,8 @@ import ropelab
 from ropelab.kernels import NO_POSITION, Rotation, addressing, backend, rotate_torch, rotate_triton
 from ropelab.kernels.tensors import RotateTensors
 from ropelab.kernels.tiles import Tile
-from ropelab.layout.pairing import LAYOUTS, join, permutation
-from ropelab.layout.seq_format import SEQ_AXIS, SEQ_FORMATS, from_bshd
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.layout.seq_format import SEQ_FORMATS
 from tests.support import assert_rotated, draw, forget
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
@@ -41,88 +41,6 @@ def check(q, k, cos, sin, *, layout="split_half", seq_format="bshd", inverse=Fal
         x, y = q.clone(), k.clone()
         ropelab.apply_rope(x, y, cos=cos, sin=sin, inverse=inverse, inplace=True, **options)
         assert torch.equal(x, rotated[0]) and torch.equal(y, rotated[1])
-
-
-def tokens(seq_format, q) -> tuple[int, int]:
-    return (
-        (1, len(q)) if seq_format == "thd" else (q.shape[{"sbhd": 1}.get(seq_format, 0)], q.shape[SEQ_AXIS[seq_format]])
-    )
-
-
-@layouts
-@formats
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_one_position_per_token(device, layout, seq_format, dtype):
-    q, k, cos, sin = inputs(device, seq_format)
-    batch, seq_len = tokens(seq_format, q)
-    shapes = [(seq_len,)] if seq_format == "thd" else [(seq_len,), (batch, seq_len)]
-    for shape in shapes:
-        positions = torch.randint(1 - ROWS, ROWS, shape, dtype=dtype, device=device)
-        check(q, k, cos, sin, layout=layout, seq_format=seq_format, positions=positions)
-
-
-@formats
-def test_offsets(device, seq_format):
-    q, k, cos, sin = inputs(device, seq_format)
-    batch, seq_len = tokens(seq_format, q)
-    of_each = torch.randint(1 - ROWS, ROWS - seq_len + 1, (batch,), device=device)
-    for offsets in (ROWS - seq_len, 1 - ROWS, of_each, of_each.int()):
-        check(q, k, cos, sin, seq_format=seq_format, offsets=offsets)
-
-
-def test_positions_of_any_strides(device):
-    q, k, cos, sin = inputs(device)
-    positions = torch.randint(0, ROWS, (5, 3), device=device)
-    expected = ropelab.apply_rope(q, k, cos=cos, sin=sin, positions=positions.T.contiguous())
-    wide = torch.stack((positions, positions), dim=-1)[..., 1]
-    for same in (positions.T, wide.T):
-        actual = ropelab.apply_rope(q, k, cos=cos, sin=sin, positions=same)
-        assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
-
-
-@layouts
-def test_position_p_undoes_minus_p(device, layout):
-    q, k, cos, sin = inputs(device, rotary_dim=16)
-    positions = torch.arange(5, device=device)
-    options = {"cos": cos, "sin": sin, "layout": layout}
-    there = ropelab.apply_rope(q, k, positions=positions, inverse=True, **options)
-    back = ropelab.apply_rope(q, k, positions=-positions, **options)
-    assert torch.equal(there[0], back[0]) and torch.equal(there[1], back[1])
-
-
-@formats
-@layouts
-def test_a_token_without_a_position_is_zeros_and_gets_zero_gradient(device, seq_format, layout):
-    """This also holds where the token's features, or their cotangents, are NaN because nobody initialised them."""
-    q, k, cos, sin = inputs(device, seq_format)
-    batch, seq_len = tokens(seq_format, q)
-    positions = torch.randint(0, ROWS, (seq_len,), device=device)
-    positions[[0, 2, seq_len - 1]] = NO_POSITION
-    nowhere = from_bshd((positions == NO_POSITION)[None, :, None, None], seq_format)
-    finite = [torch.where(nowhere, 0.0, x) for x in (q, k)]
-    options = {"cos": cos, "sin": sin, "layout": layout, "seq_format": seq_format, "positions": positions}
-    expected = ropelab.apply_rope(*finite, **options)
-    poisoned = [torch.where(nowhere, float("nan"), x).requires_grad_() for x in (q, k)]
-    actual = ropelab.apply_rope(*poisoned, **options)
-    grads = torch.autograd.grad(actual, poisoned, [torch.where(nowhere, float("nan"), y) for y in actual])
-    for y, e, grad, x in zip(actual, expected, grads, finite, strict=True):
-        assert torch.equal(y, e) and not y.masked_select(nowhere).any()
-        assert not grad.masked_select(nowhere).any() and not grad.isnan().any()
-        torch.testing.assert_close(grad, x)  # R^T R x
-    with torch.no_grad():
-        ropelab.apply_rope(*poisoned, inplace=True, **options)
-    assert torch.equal(poisoned[0], expected[0]) and torch.equal(poisoned[1], expected[1])
-
-
-def test_a_sequence_without_an_offset_is_zeros(device):
-    q, k, cos, sin = inputs(device)
-    offsets = torch.tensor([4, NO_POSITION, 0], device=device)
-    rotated = ropelab.apply_rope(q, k, cos=cos, sin=sin, offsets=offsets)
-    for y, x in zip(rotated, (q, k), strict=True):
-        assert not y[1].any()
-        assert_rotated(y, x, cos, sin, layout="split_half", offsets=offsets)
-        assert torch.equal(y[0], ropelab.apply_rope(x[:1], cos=cos, sin=sin, offsets=4)[0])
-        assert torch.equal(y[2], ropelab.apply_rope(x[2:], cos=cos, sin=sin)[0])
 
 
 @pytest.mark.parametrize(
@@ -180,127 +98,6 @@ def test_mixed_dtypes_at_negative_positions(device, layout, dtype, table_dtype):
     assert_rotated(y, q, cos, sin, layout=layout, positions=positions)
 
 
-@layouts
-def test_tables_of_each_batch(device, layout):
-    q, k, *_ = inputs(device)
-    angles = torch.randn(3, ROWS, 6, dtype=torch.float64, device=device)
-    cos, sin = angles.cos().float(), angles.sin().float()
-    check(q, k, cos, sin, layout=layout)
-    check(q, k, cos, sin, layout=layout, offsets=7)
-    check(q, k, cos, sin, layout=layout, positions=torch.randint(1 - ROWS, ROWS, (3, 5), device=device))
-    check(q, k, cos.transpose(0, 1).contiguous().transpose(0, 1), sin, layout=layout)
-    shared = cos[:1].expand(3, -1, -1), sin[:1].expand(3, -1, -1)
-    rotated = ropelab.apply_rope(q, cos=shared[0], sin=shared[1], layout=layout)
-    assert torch.equal(rotated, ropelab.apply_rope(q, cos=cos[0], sin=sin[0], layout=layout))
-
-
-@layouts
-@pytest.mark.parametrize("inverse", [False, True])
-@pytest.mark.parametrize("rotary_slice", [(0, 16), (4, 14)])
-def test_tables_with_a_column_per_feature(device, layout, inverse, rotary_slice):
-    """The two columns of a pair differ, so this is no rotation, and the backward is the transpose, not the inverse."""
-    q, k, *_ = inputs(device)
-    first, end = rotary_slice
-    cos, sin = torch.randn(2, ROWS, end - first, device=device)
-    check(q, k, cos, sin, layout=layout, rotary_slice=rotary_slice, inverse=inverse)
-    positions = torch.randint(1 - ROWS, ROWS, (5,), device=device)
-    check(q, k, cos, sin, layout=layout, rotary_slice=rotary_slice, inverse=inverse, positions=positions)
-
-
-@layouts
-def test_tables_that_repeat_their_columns_are_the_narrow_ones(device, layout):
-    q, k, cos, sin = inputs(device, rotary_dim=16)
-    expected = ropelab.apply_rope(q, k, cos=cos, sin=sin, layout=layout)
-    wide = {"cos": join(cos, cos, layout), "sin": join(sin, sin, layout)}
-    actual = ropelab.apply_rope(q, k, layout=layout, rotary_slice=(0, 16), **wide)
-    assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
-
-
-@layouts
-@formats
-def test_any_slice_rotates(device, layout, seq_format):
-    for rotary_slice in ((4, 16), (3, 7)):
-        q, k, cos, sin = inputs(device, seq_format, rotary_dim=rotary_slice[1] - rotary_slice[0])
-        check(q, k, cos, sin, layout=layout, seq_format=seq_format, rotary_slice=rotary_slice)
-
-
-@pytest.mark.parametrize("source", LAYOUTS)
-@pytest.mark.parametrize("target", LAYOUTS)
-@pytest.mark.parametrize("rotary_slice", [None, (4, 16)])
-def test_read_in_one_layout_and_written_in_the_other(device, source, target, rotary_slice):
-    q, k, cos, sin = inputs(device, rotary_dim=12)
-    check(q, k, cos, sin, layout=source, out_layout=target, rotary_slice=rotary_slice)
-    first, end = rotary_slice or (0, 12)
-    y = ropelab.apply_rope(q, cos=cos, sin=sin, layout=source, out_layout=target, rotary_slice=rotary_slice)
-    same = ropelab.apply_rope(q, cos=cos, sin=sin, layout=source, rotary_slice=rotary_slice)
-    same[..., first:end] = same[..., first:end][..., permutation(12, source, target)]
-    assert torch.equal(y, same)
-
-
-@pytest.mark.parametrize("case", ["positions", "offsets", "batches", "features", "layouts"])
-def test_gradients_of_tables(device, case):
-    """First and second gradients agree with finite differences, for every way to find a row."""
-    where: dict = {"inverse": case in ("batches", "features")}
-    shape = (4, 2)
-    if case == "positions":
-        where["positions"] = torch.tensor([[2, -3], [0, NO_POSITION]], device=device)
-    elif case == "offsets":
-        where["offsets"] = torch.tensor([1, -2], device=device)
-    elif case == "batches":
-        shape = (2, 4, 2)
-        where["offsets"] = 1
-    elif case == "features":
-        shape = (4, 4)
-        where |= {"rotary_slice": (1, 5), "positions": torch.tensor([3, -1], device=device)}
-    elif case == "layouts":
-        where["out_layout"] = "interleaved"
-    options = {"dtype": torch.float64, "device": device, "requires_grad": True}
-    leaves = [torch.randn(2, 2, heads, 5, **options) for heads in (2, 1)]
-    leaves += [torch.randn(shape, **options) for _ in range(2)]
-
-    def rope(q, k, cos, sin):
-        return ropelab.apply_rope(q, k, cos=cos, sin=sin, **where)
-
-    assert torch.autograd.gradcheck(rope, leaves, fast_mode=True)
-    assert torch.autograd.gradgradcheck(rope, leaves, fast_mode=True)
-
-
-@pytest.mark.parametrize("axes", [[0] * 2 + [1] * 3 + [2], [0, 1, 2, 0, 1, 0], [1] * 6])
-@pytest.mark.parametrize("shape", [(3, 5), (3, 2, 5)])
-def test_every_plane_reads_its_axis(device, axes, shape):
-    """The result agrees with one rotation for each axis, in the planes of the axis."""
-    q, k, cos, sin = inputs(device, batch=2)
-    positions = torch.randint(1 - ROWS, ROWS, shape, device=device)
-    tables = ropelab.axial_tables(cos, sin, positions, axes)
-    for layout in LAYOUTS:
-        rotated = ropelab.apply_rope(q, k, cos=tables[0], sin=tables[1], layout=layout)
-        for axis in range(3):
-            plane = torch.tensor([a == axis for a in axes], device=device)
-            of_axis = torch.cat((join(plane, plane, layout), torch.full((4,), axis == 0, device=device)))
-            expected = ropelab.apply_rope(q, k, cos=cos, sin=sin, layout=layout, positions=positions[axis])
-            for a, e in zip(rotated, expected, strict=True):
-                assert torch.equal(a[..., of_axis], e[..., of_axis])
-
-
-def test_axial_tables_of_packed_tokens_and_of_none(device):
-    q, k, cos, sin = inputs(device, "thd")
-    positions = torch.randint(1 - ROWS, ROWS, (2, len(q)), device=device)
-    positions[:, 3], positions[1, 5] = NO_POSITION, ROWS
-    c, s = ropelab.axial_tables(cos, sin, positions, [0, 1] * 3)
-    assert not c[3].any() and not s[3].any()
-    assert c[5, 1::2].isnan().all() and not c[5, 0::2].isnan().any()
-    y = ropelab.apply_rope(q, cos=c, sin=s, seq_format="thd")
-    assert not y[3, :, :12].any() and torch.equal(y[3, :, 12:], q[3, :, 12:])
-    for change, message in (
-        ({"axes": [0, 1]}, "axes: expected an axis for each of the 6 columns of cos, got 2"),
-        ({"axes": [0, 1, 2] * 2}, r"axes\[2\]: expected an integer >= 0 and < 2, got 2"),
-        ({"positions": positions[0]}, r"positions: expected shape \[axes, S\]"),
-        ({"positions": positions.float()}, "positions: expected one of int32, int64, got float32"),
-    ):
-        with pytest.raises((ValueError, TypeError), match=message):
-            ropelab.axial_tables(cos, sin, **({"positions": positions, "axes": [0, 1] * 3} | change))
-
-
 def test_gradients_of_positions_without_a_row_stay_in_bounds(device):
     """On a GPU an index out of bounds would end the process."""
     if device == "cpu":
@@ -310,22 +107,6 @@ def test_gradients_of_positions_without_a_row_stay_in_bounds(device):
     y = ropelab.apply_rope(q, cos=cos, sin=sin, positions=torch.tensor([0, 1, 2, 3, ROWS], device=device))
     (grad,) = torch.autograd.grad(y[:, :4].sum(), cos)
     assert not grad[4:].any() and grad[:4].any()
-
-
-def test_qkv_of_one_buffer_packed_or_not(device):
-    """q and k as views of a qkv projection: read where they lie, or rotated there, without a copy of v."""
-    for shape, seq_format in (((2, 7), "bshd"), ((7, 2), "sbhd"), ((14,), "thd")):
-        qkv = torch.randn(*shape, 4 + 2 + 2, 16, device=device)
-        q, k = qkv[..., :4, :], qkv[..., 4:6, :]
-        cos, sin = ropelab.rotary_table(ROWS, 16, device=device)
-        options = {"cos": cos, "sin": sin, "seq_format": seq_format}
-        expected = ropelab.apply_rope(q.contiguous(), k.contiguous(), **options)
-        rotated = ropelab.apply_rope(q, k, **options)
-        v = qkv[..., 6:, :].clone()
-        ropelab.apply_rope(q, k, inplace=True, **options)
-        for a, b, e in zip(rotated, (q, k), expected, strict=True):
-            assert torch.equal(a, e) and torch.equal(b, e)
-        assert torch.equal(qkv[..., 6:, :], v)
 
 
 def test_rows_of_the_tables_may_change_between_calls(device):

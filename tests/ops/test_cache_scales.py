@@ -100,20 +100,6 @@ def test_numbers_that_have_no_quotient(device):
     assert stored[2].isnan().sum() == 1 and stored[1].isnan().all() and stored[3, 5] == -448 and not stored[3, :5].any()
 
 
-@pytest.mark.parametrize("norm, rotary_dim", [(False, 8), (True, None)])
-def test_a_token_without_a_position(device, norm, rotary_dim):
-    """Its zeros have the scale of zeros, whatever the token holds, in features that rotate and in those that do not."""
-    call = example(device, cache_dtype=FLOAT8_DTYPES[0], norm=norm, rotary_dim=rotary_dim)
-    call.options["positions"][2] = NO_POSITION
-    call.slot_mapping[2] = 27
-    call.q[2], call.k[2] = torch.nan, 100.0
-    made = with_scales(call)
-    out = call().float()
-    assert not out[2].any() and (made["q_scale_out"][2] == SMALLEST_SCALE).all()
-    assert (made["k_scale_cache"].flatten(0, 1)[27] == SMALLEST_SCALE).all()
-    assert not call.key_cache.flatten(0, 1)[27].float().any()
-
-
 @pytest.mark.parametrize("across", [False, True])
 def test_the_bound_holds_after_a_norm(device, across):
     """The scale is that of the rounded values, which k_out has, and a stored number is the nearest one."""
@@ -211,23 +197,6 @@ def test_latent_attention(device, shape):
     assert_equal(cache, expected)
 
 
-@pytest.mark.parametrize("heads", [{"heads": (6, 4)}, {"heads": (3, 1), "value_dim": 40}], ids=str)
-def test_without_tables(device, heads):
-    """A scale of their own for k and v, and then one for both."""
-    for shared in (False, True):
-        call = example(device, cache_dtype=FLOAT8_DTYPES[0], dtype=torch.float16, **heads)
-        frequencies = ropelab.rotary_frequencies(16, device=call.q.device)
-        call.options = {"frequencies": frequencies, "positions": call.options["positions"], "seq_format": "thd"}
-        made = with_scales(call, q=False)
-        _, k = ropelab.apply_rope(call.q, call.k, **{name: call.options[name] for name in ("frequencies", "positions")},
-                                  seq_format="thd")  # fmt: skip
-        scales = made["k_scale_cache"] if shared else made["v_scale_cache"]
-        scale = scales_of(torch.cat((k, call.v), -1), FLOAT8_DTYPES[0]) if shared else None
-        call(v_scale_cache=scales)
-        assert_rows(call, k, call.key_cache, made["k_scale_cache"], scale=scale)
-        assert_rows(call, call.v, call.value_cache, scales, scale=scale)
-
-
 def test_scales_within_the_memory_of_the_cache(device):
     """vLLM keeps the scale of a head in the four bytes behind its features."""
     call = example(device, cache_dtype=FLOAT8_DTYPES[0], block_size=4)
@@ -246,6 +215,3 @@ def test_scales_within_the_memory_of_the_cache(device):
         assert_equal(found, right)
     with pytest.raises(ValueError, match="k_scale_cache: expected memory disjoint from key_cache's, got overlapping"):
         call(k_scale_cache=floats[:, 0, ..., 3], v_scale_cache=scales[1])
-
-
-# -------------------------------------------------------------------------------------------------------- compilers

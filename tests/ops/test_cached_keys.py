@@ -69,34 +69,6 @@ class Cached:
         return ropelab.apply_rope(rows, positions=deltas, seq_format="thd", **self.options)
 
 
-CASES = {
-    "packed": {},
-    "one slot": {"count": 1},
-    "every slot, one head": {"count": BLOCKS * SIZE, "heads": 1},
-    "odd heads": {"heads": 7, "head_dim": 24},
-    "head_dim no power of two": {"head_dim": 40, "heads": 2},
-    "partial": {"rotary_dim": 8},
-    "odd head_dim": {"head_dim": 21, "rotary_dim": 8},
-    "HND": {"memory": "HND"},
-    "layers": {"memory": "layers"},
-    "padded": {"memory": "padded"},
-    "int32 slots": {"slot_dtype": torch.int32},
-    "float16": {"dtype": torch.float16},
-    "bfloat16": {"dtype": torch.bfloat16},
-    "float64": {"dtype": torch.float64},
-}
-
-
-@layouts
-@pytest.mark.parametrize("case", CASES)
-def test_equals_a_rotation_of_the_rows_in_bits(device, case, layout):
-    call = Cached(device, **CASES[case])
-    call.options["layout"] = layout
-    expected = call.expected(call.turned(call.rows(call.cache)))
-    assert call() is call.cache
-    assert_equal(call.cache, expected)
-
-
 @layouts
 @pytest.mark.parametrize("dtype", FLOAT8_DTYPES)
 @pytest.mark.parametrize("case", [{}, {"head_dim": 21, "rotary_dim": 8}, {"memory": "HND"}], ids=str)
@@ -173,16 +145,6 @@ def test_a_latent_cache(device, dtype, layout):
         ropelab.rotate_cached_keys(entries, call.slots, call.deltas, k_scale_cache=scales, **call.options)
         assert_equal(entries, call.expected(rows_of(rows * 0.25, dtype, scale).to(entries.device))[:, :, 0])
         assert_equal(scales, call.expected(scale.to(scales.device), torch.full_like(scales, 0.25)[..., None])[..., 0])
-
-
-@layouts
-def test_without_tables(device, layout):
-    call = Cached(device, heads=5)
-    call.options = {"frequencies": ropelab.rotary_frequencies(16, device=call.cache.device), "layout": layout}
-    call.deltas *= 3_000_017
-    expected = call.expected(call.turned(call.rows(call.cache)))
-    call()
-    assert_equal(call.cache, expected)
 
 
 def test_slots_that_stay(device, monkeypatch):
@@ -280,6 +242,3 @@ def test_the_bound_of_two_rotations_holds(device, name, fault, layout):
     found = pairs(exact(call.rows(call.cache.float() if is_float8 else call.cache).cpu()) * second, layout)
     excess = max(float((abs(a - b) / e).max()) for a, b, e in zip(found, y, bound, strict=True))
     assert excess > 1 if fault else 0.2 < excess <= 1, f"error {excess:.3f} times its bound"
-
-
-# ------------------------------------------------------------------------------------------------------ wrong calls

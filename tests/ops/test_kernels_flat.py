@@ -47,7 +47,7 @@ def test_gives_the_bits_of_torch(heads, order, interleaved):
     positions = torch.tensor([[0, 7, -3, NO_POSITION, 99], [1, 1, -8, 2, 0]], dtype=torch.int32, device=DEVICE)
     along = "heads" if order == "views" else order
     tile = FlatTile((64, 16, 32, 8)[seed % 4], 1, along, (8, 4)[seed % 2], 2 if along == "tokens" else 1)
-    for where, in_place in ((None, False), (None, True), (positions, False), (positions, True)):
+    for where, in_place in ((None, interleaved), (positions, not interleaved)):
         expected = [torch.empty_like(x) for x in xs]
         first_position = 3 if where is None else 0
         rotate_torch.rotate(RotateTensors.of(xs, expected, cos, sin, where), rotation, first_position)

@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
-from functorch.compile import make_boxed_func
-from torch._dynamo.backends.common import aot_autograd
 
 import ropelab
-from ropelab import reference
 from ropelab.conformance.bounds import Arithmetic, exact, rotate_exactly, rotation_bound
 from ropelab.kernels import INTERPRETED, NO_POSITION, Rotation, latent_torch
 from ropelab.kernels.tensors import LatentGradients
@@ -46,16 +43,6 @@ def tensors(shape, seq_format="bshd", dtype=torch.float32):
 def tables(shape, dtype=torch.float32, rows=64):
     width = torch.float64 if dtype == torch.float64 else torch.float32
     return dict(zip(("cos", "sin"), ropelab.rotary_table(rows, shape[4], dtype=width), strict=True))
-
-
-def composed(q, kv, k_pe, **options):
-    """The definition in torch operations, in the dtype of the inputs."""
-    nope_dim = q.shape[-1] - k_pe.shape[-1]
-    out = {name: options[name] for name in options if name not in ("inplace", "copy_value")}
-    k, v = kv[..., :nope_dim], kv[..., nope_dim:]
-    slice_ = (nope_dim, q.shape[-1])
-    key = torch.cat((k, k_pe.expand(*k.shape[:-1], -1)), -1)
-    return reference.rotate(q, rotary_slice=slice_, **out), reference.rotate(key, rotary_slice=slice_, **out), v
 
 
 @pytest.mark.parametrize(("layout", "out_layout"), LAYOUT_PAIRS)
@@ -135,49 +122,6 @@ def test_a_token_has_the_same_bits_alone_and_in_a_batch():
     assert all(torch.equal(x, y[1:2, 2:3]) for x, y in zip(alone, whole, strict=True))
 
 
-def test_tables_for_each_batch_and_each_feature():
-    shape = (2, 3, 4, 6, 8, 5)
-    leaves, _ = tensors(shape)
-    cos, sin = torch.randn(2, 2, 5, 4).unbind(0)
-    found = ropelab.assemble_mla(*leaves, cos=cos, sin=sin)
-    for b in range(2):
-        alone = ropelab.assemble_mla(*(x[b : b + 1] for x in leaves), cos=cos[b], sin=sin[b])
-        assert all(torch.equal(x[b : b + 1], y) for x, y in zip(found, alone, strict=True))
-    wide = {"cos": torch.cat((cos, cos), -1), "sin": torch.cat((sin, sin), -1)}
-    assert all(torch.equal(x, y) for x, y in zip(found, ropelab.assemble_mla(*leaves, **wide), strict=True))
-
-
-@pytest.mark.parametrize("chunks", ["dual", "contiguous"])
-def test_ranks_of_context_parallelism_hold_the_parts(chunks):
-    shape = (1, 16, 3, 6, 8, 5)
-    leaves, cotangents = tensors(shape)
-    whole = ropelab.assemble_mla(*leaves, **tables(shape))
-    whole = [*whole, *torch.autograd.grad(whole, leaves, cotangents)]
-    for rank in range(2):
-        mine = ropelab.context_parallel_positions(16, cp_size=2, cp_rank=rank, chunks=chunks)
-        part = [x.detach()[:, mine].requires_grad_() for x in leaves]
-        found = ropelab.assemble_mla(*part, **tables(shape), positions=mine)
-        found = [*found, *torch.autograd.grad(found, part, [g[:, mine] for g in cotangents])]
-        assert all(torch.equal(x, y[:, mine]) for x, y in zip(found, whole, strict=True))
-
-
-def test_packed_sequences_begin_anew_and_padding_is_zero():
-    shape = (1, 9, 3, 6, 8, 5)
-    (q, kv, k_pe), cotangents = tensors(shape, "thd")
-    packed = ropelab.PackedSequences(torch.tensor([0, 3, 7]), total_tokens=9)
-    where = tables(shape) | {"seq_format": "thd"}
-    made = ropelab.assemble_mla(q, kv, k_pe, positions=packed.positions, **where)
-    grads = torch.autograd.grad(made, (q, kv, k_pe), cotangents)
-    for first, end in ((0, 3), (3, 7)):
-        alone = ropelab.assemble_mla(*(x[first:end] for x in (q, kv, k_pe)), **where)
-        assert all(torch.equal(x[first:end], y) for x, y in zip(made, alone, strict=True))
-    query, key, value = made
-    assert not query[7:].any() and not key[7:].any() and torch.equal(value[7:], kv[7:, :, 6:])
-    dq, dkv, dk_pe = grads
-    assert not dq[7:].any() and not dk_pe[7:].any() and not dkv[7:, :, :6].any()
-    assert torch.equal(dkv[7:, :, 6:], cotangents[2][7:])
-
-
 # ------------------------------------------------------------------------------------------- a value that is a view
 
 
@@ -233,6 +177,9 @@ def test_who_overwrites_a_view_is_told(written):
 
 def test_a_compiled_step_copies_no_value():
     """The compiled step has one operator forward and one backward, and reads the value through a view."""
+    from functorch.compile import make_boxed_func  # both take a second to import
+    from torch._dynamo.backends.common import aot_autograd
+
     shape = (1, 3, 4, 6, 8, 5)
     (q, kv, k_pe), _ = tensors(shape)
     where, found = tables(shape), []
@@ -332,12 +279,6 @@ def test_views_in_place():
     assert torch.equal(turned, right) and torch.equal(whole[:, :, :3], right)
     with pytest.raises(ValueError, match="q: expected a tensor that autograd may overwrite .* leaf"):
         ropelab.rotate_mla_query(q, 2, **options, inplace=True)
-
-
-# --------------------------------------------------------------------------------------------------- the dispatcher
-
-
-# ------------------------------------------------------------------------------------------------------------ errors
 
 
 def test_the_lanes_are_those_of_the_bound():

@@ -6,7 +6,7 @@ import torch
 import ropelab
 from ropelab.call import operation
 from ropelab.kernels import INTERPRETED, addressing
-from tests.ops.test_paged_cache import POISON, assert_equal, example
+from tests.ops.test_paged_cache import assert_equal, example
 from tests.support import forget
 
 
@@ -73,33 +73,6 @@ def test_more_batches_than_a_launch_holds(monkeypatch):
     q, _, caches = call.separately()
     assert_equal(found, q)
     assert_equal(call.key_cache, caches[0])
-
-
-# -------------------------------------------------------------------------------------------------------- compilers
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles_without_a_graph_break(torch_backend, in_place, dynamic):
-    def step(q, k, v, kv, slots, positions):
-        where = {"cos": cos, "sin": sin, "positions": positions}
-        if in_place:
-            where |= {"q_out": q, "k_out": k}
-        return ropelab.rope_and_cache(q, k, v, kv[0], kv[1], slots, **where) + 1
-
-    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for tokens in (7, 9):
-        call = example(tokens=tokens)
-        cos, sin = call.options["cos"], call.options["sin"]
-        cos, sin = torch.nn.functional.pad(cos, (0, 0, 0, 20)), torch.nn.functional.pad(sin, (0, 0, 0, 20))
-        found = []
-        for function in (step, compiled):
-            q, k = call.q.clone(), call.k.clone()
-            kv = torch.stack(call.caches)
-            found.append([function(q, k, call.v, kv, call.slot_mapping, call.options["positions"]), q, k, kv])
-        for a, b in zip(*found, strict=True):
-            assert_equal(a, b)
-        assert not (found[0][3] == POISON).all()
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-6])

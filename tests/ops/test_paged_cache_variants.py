@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import ropelab
-from ropelab import NO_POSITION, reference
+from ropelab import reference
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.layout.seq_format import to_bshd
@@ -84,62 +84,6 @@ def test_a_token_has_the_same_bits_in_any_batch(device, across, seq_format, batc
     positions = call.options["positions"].view(batch, -1)[-1, 4:5]
     one.options = call.options | {"positions": positions, "seq_format": "thd"}
     assert_equal(one()[0], q[-1, 4])
-
-
-def test_a_token_without_a_position_is_zero_after_any_norm(device):
-    for across, norm_first in ((True, True), (True, False), (False, False)):
-        call = example(device, norm=True)
-        if across:
-            weights_across(call)
-        call.options |= {"norm_first": norm_first, "eps": 0.0}
-        call.options["positions"][2] = NO_POSITION
-        call.slot_mapping[2] = 27
-        call.q[2] = float("nan")
-        assert not call()[2].any()
-        assert not call.key_cache.flatten(0, 1)[27].any()
-
-
-@layouts
-@pytest.mark.parametrize(
-    "case",
-    [
-        {},
-        {"tokens": 1},
-        {"heads": (3, 1), "head_dim": 24, "rotary_dim": 16},
-        {"batch": 2, "seq_format": "bshd", "tokens": 5},
-        {"positions": False},
-        {"value_dim": 80},
-    ],
-    ids=str,
-)
-def test_without_tables(device, case, layout):
-    """The bits of `apply_rope` with the same frequencies, and of a separate write."""
-    call = example(device, layout=layout, **case)
-    rotary_dim = 2 * call.options.pop("cos").shape[1]
-    del call.options["sin"]
-    call.options["frequencies"] = ropelab.rotary_frequencies(rotary_dim, device=call.q.device)
-    if "positions" in call.options:
-        call.options["positions"] *= 3_000_017
-        call.options["positions"].view(-1)[0] = NO_POSITION
-    names = ("frequencies", "layout", "positions", "seq_format")
-    where = {name: x for name, x in call.options.items() if name in names}
-    q, k = ropelab.apply_rope(call.q, call.k, **where)
-    assert_equal(call(), q)
-    for cache, x in zip(call.caches, (k, call.v), strict=True):
-        assert_equal(cache, call.written(x, cache))
-
-
-@pytest.mark.parametrize("across", [True, False])
-def test_a_norm_without_tables(device, across):
-    call = example(device, norm=True, layout="interleaved")
-    if across:
-        weights_across(call)
-    q, k = right(call)
-    call.slot_mapping = torch.arange(7, device=call.q.device)
-    del call.options["cos"], call.options["sin"]
-    found = call(frequencies=ropelab.rotary_frequencies(16, device=call.q.device))
-    assert_close(found, q, 80)
-    assert_close(call.key_cache.flatten(0, 1)[:7], k, 80)
 
 
 @layouts

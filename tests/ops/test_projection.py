@@ -102,17 +102,6 @@ WHERE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("where", "norm"), [(name, norm) for name in WHERE for norm in (False, True) if not (norm and name == "no tables")]
-)
-def test_angles_and_positions(device, where, norm):
-    leaves, cotangents = case(device, norm=norm)
-    where = {name: x.to(device) if torch.is_tensor(x) else x for name, x in WHERE[where].items()}
-    ys, expected = called(leaves, **where), composition(leaves, **where)
-    assert_same(ys, expected)
-    assert_same(*(torch.autograd.grad(made, [*leaves.values()], cotangents) for made in (ys, expected)))
-
-
 def errors_within(found, truth, bound):
     assert (abs(exact(found) - truth) <= bound).all()
 
@@ -315,26 +304,6 @@ def test_the_path_of_one_kernel_rounds_once(torch_backend, where, seq_format):
         wide = {name: x.float() for name, x in leaves.items()}
         expected = composition(wide, **options, seq_format=seq_format)
     assert_same(ys, [y.bfloat16() for y in expected])
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [({"value_cache": "key_cache"}, ValueError, "value_cache.*key_cache"),
-     ({"key_cache": "grad"}, ValueError, "key_cache"), ({"slot_mapping": torch.arange(9)}, ValueError, "slot_mapping"),
-     ({"slot_mapping": torch.tensor([8])}, ValueError, "slot_mapping.*8")],
-)  # fmt: skip
-def test_one_kernel_into_a_paged_cache_makes_all_checks(torch_backend, change, error, message):
-    leaves, _ = case("cpu", "thd")
-    given = {name: x.detach() for name, x in leaves.items()}
-    key_cache, value_cache = (torch.zeros(2, 4, K_HEADS, D) for _ in range(2))
-    given |= {"key_cache": key_cache, "value_cache": value_cache, "slot_mapping": torch.arange(3)} | BY_ONE_KERNEL
-    qkv_rope_and_cache(**given, **HEADS, **tables())
-    assert key_cache._version and value_cache._version
-    named = {"key_cache": key_cache, "grad": torch.zeros(2, 4, K_HEADS, D, requires_grad=True)}
-    with pytest.raises(error, match=message):
-        qkv_rope_and_cache(
-            **given | {k: named.get(x, x) if isinstance(x, str) else x for k, x in change.items()}, **HEADS, **tables()
-        )
 
 
 @pytest.mark.parametrize(("name", "path"), [("NVIDIA H200", "product"), ("NVIDIA H100 PCIe", "pass")])

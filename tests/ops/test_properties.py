@@ -20,6 +20,7 @@ from ropelab.interop.flashinfer import slot_mapping
 from ropelab.layout.pairing import LAYOUTS, permutation
 from tests.ops.test_qk_norm import Case
 from tests.support import assert_rotated
+from tests.unit.test_positions import shares
 
 pytest.importorskip("hypothesis")
 
@@ -66,52 +67,6 @@ def test_in_place_has_the_same_bits_and_touches_nothing_else(case):
     found = (found,) if case.k is None else found
     assert all(y is x for x, y in zip(case.tensors, found, strict=True))
     assert all(torch.equal(whole, y) for whole, y in zip(storages(), wanted, strict=True))
-
-
-@examples
-@given(rotations(inplace=True), st.sampled_from(["k", "cos", "sin", "positions", "offsets"]), st.integers(0, 400))
-def test_in_place_any_place_of_an_input_is_right_or_refused(case, name, start):
-    """An input lies in the storage of q, from any byte on that suits its dtype, or beside q."""
-    arguments = {"q": case.q, "k": case.k, **case.options}
-    x = arguments.get(name)
-    if not isinstance(x, torch.Tensor):
-        return
-    at = start // x.itemsize * x.itemsize
-    q_bytes = case.q.untyped_storage()
-    memory = torch.zeros(len(q_bytes) + at + x.nbytes + 8, dtype=torch.uint8)
-    q = torch.tensor([], dtype=case.q.dtype).set_(
-        memory.untyped_storage(), case.q.storage_offset(), case.q.shape, case.q.stride()
-    )
-    q.copy_(case.q)
-    other = memory[at : at + x.nbytes].view(x.dtype).view(x.shape)
-    other.copy_(x)
-    arguments |= {"q": q, name: other}
-    apart = {n: t.clone() if isinstance(t, torch.Tensor) else t for n, t in arguments.items()}
-    before = memory.clone()
-    try:
-        found = ropelab.apply_rope(**arguments, inplace=True)
-    except ValueError as error:
-        assert ": expected " in str(error)
-        assert torch.equal(memory, before)
-    else:
-        expected = ropelab.apply_rope(**apart)
-        found, expected = (ys if isinstance(ys, tuple) else (ys,) for ys in (found, expected))
-        for y, e in zip(found, expected, strict=True):
-            assert torch.equal(y.nan_to_num(), e.nan_to_num())
-
-
-@examples
-@given(rotations(with_k=True))
-def test_the_gradient_is_the_rotation_back(case):
-    q, k = (x.detach().requires_grad_() for x in case.tensors)
-    ys = ropelab.apply_rope(q, k, **case.options)
-    gs = [torch.randn_like(y) for y in ys]
-    found = torch.autograd.grad(ys, (q, k), gs)
-    options = dict(case.options, inverse=not case.options.get("inverse", False))
-    if "out_layout" in options:
-        options["layout"], options["out_layout"] = options["out_layout"], options["layout"]
-    expected = ropelab.apply_rope(*gs, **options)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @examples
@@ -284,23 +239,12 @@ def ranks(draw) -> tuple[dict, int]:
     return {"cp_size": size, "cp_rank": draw(st.integers(0, size - 1)), "chunks": chunks}, divisor
 
 
-def share(length: int, cp_size: int, cp_rank: int, chunks: str) -> list[int]:
-    """The tokens of a sequence that the rank has."""
-    tokens = list(range(length))
-    if chunks == "contiguous" or cp_size == 1:
-        part = length // cp_size
-        return tokens[cp_rank * part : (cp_rank + 1) * part]
-    part = length // (2 * cp_size)
-    late = 2 * cp_size - 1 - cp_rank
-    return tokens[cp_rank * part : (cp_rank + 1) * part] + tokens[late * part : (late + 1) * part]
-
-
 @examples
 @given(ranks(), st.integers(0, 5))
 def test_context_parallel_positions_are_the_ranks_share(rank, multiple):
     arguments, divisor = rank
     found = ropelab.context_parallel_positions(multiple * divisor, **arguments)
-    assert found.dtype == torch.int32 and found.tolist() == share(multiple * divisor, **arguments)
+    assert found.dtype == torch.int32 and found.tolist() == shares(multiple * divisor, **arguments)
 
 
 @examples
@@ -322,7 +266,7 @@ def test_packed_sequences_are_one_after_another(data):
     packed = ropelab.PackedSequences(cu_seqlens, total, offsets=offsets, **arguments)
     positions, indices = [], []
     for first, length, begin in zip(starts, lengths, cu_seqlens.tolist(), strict=False):
-        mine = share(length, **arguments)
+        mine = shares(length, **arguments)
         positions += [first if first == ropelab.NO_POSITION else first + i for i in mine]
         indices += [begin + i for i in mine]
     nowhere = [ropelab.NO_POSITION] * padding

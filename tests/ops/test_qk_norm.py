@@ -8,16 +8,13 @@ import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.kernels import INTERPRETED, NO_POSITION, Rotation, qk_norm_triton
+from ropelab.kernels import INTERPRETED, Rotation, qk_norm_triton
 from ropelab.kernels.tensors import NormTensors
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.layout.seq_format import SEQ_FORMATS
 from ropelab.qk_norm import apply_qk_norm_rope
 from tests.support import draw, forget
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
-# Where there is nothing to normalize, the kernel makes NaN and drops it; the interpreter tells.
-without_eps = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 # batch, seq_len, q heads, k heads, head_dim, rotary_dim: GQA, MQA, odd ones, partial rotary, one of everything.
 SHAPES = [
@@ -28,10 +25,6 @@ SHAPES = [
     (2, 4, 1, 3, 9, 2),
     (1, 1, 1, 1, 2, 2),
 ]
-
-
-HEADS_WITH_POSITIONS = [(2, 5, 4, 2, 16, 16), (2, 5, 3, 1, 24, 24), (2, 5, 2, 2, 20, 12), (2, 5, 1, 2, 6, 6)]
-"""Shapes for tests with positions, with heads that fill the places of the kernel and heads that do not."""
 
 
 def definition(x: torch.Tensor, weight: torch.Tensor, *, eps: float, **rope) -> torch.Tensor:
@@ -141,12 +134,6 @@ def test_is_the_definition(device, layout, shape):
     assert all(torch.equal(a, b) for a, b in zip((*one.tensors, *one.grads), before, strict=True))
 
 
-@layouts
-@pytest.mark.parametrize("seq_format", SEQ_FORMATS)
-def test_every_format(device, layout, seq_format):
-    case(SHAPES[0], device, layout=layout, seq_format=seq_format).check()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("weight_dtype", [None, torch.float32])
 def test_dtypes(device, dtype, weight_dtype):
@@ -156,89 +143,6 @@ def test_dtypes(device, dtype, weight_dtype):
 @pytest.mark.parametrize("wide", ["weight_dtype", "table_dtype"])
 def test_the_maths_is_as_wide_as_the_widest(device, wide):
     case(SHAPES[0], device, **{wide: torch.float64}).check()
-
-
-@without_eps
-@pytest.mark.parametrize("eps", [0.0, 1e-3])
-def test_eps(device, eps):
-    one = case(SHAPES[0], device, eps=eps)
-    with torch.no_grad():
-        one.tensors[0].mul_(1e-2)  # so that it matters
-    one.check()
-
-
-@layouts
-@pytest.mark.parametrize("rotary_slice", [(0, 8), (4, 12), (3, 9)])
-@pytest.mark.parametrize("full_width", [False, True])
-def test_only_a_slice_rotates(device, layout, rotary_slice, full_width):
-    one = case((2, 3, 2, 1, 13, rotary_slice[1] - rotary_slice[0]), device, layout=layout, rotary_slice=rotary_slice)
-    if full_width:  # the members of a pair turn by different matrices
-        for name in ("cos", "sin"):
-            one.options[name] = torch.cat((one.options[name], one.options[name].flip(0)), dim=-1)
-    one.check()
-
-
-def test_tables_for_each_batch(device):
-    one = case(SHAPES[0], device)
-    one.options |= {name: torch.stack((one.options[name], one.options[name].flip(0))) for name in ("cos", "sin")}
-    one.check()
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        {"positions": torch.tensor([3, -1, 6, -6, 0])},
-        {"positions": torch.tensor([[0, 1, 2, 3, 4], [6, 6, -2, 0, 1]], dtype=torch.int32)},
-        {"offsets": torch.tensor([2, -3])},
-        {"offsets": 2},
-        {"offsets": -4},
-    ],
-    ids=["one for all", "one for each", "offset for each", "offset", "negative offset"],
-)
-@pytest.mark.parametrize("shape", HEADS_WITH_POSITIONS, ids=str)
-@layouts
-def test_positions(device, where, shape, layout):
-    where = {name: value.to(device) if torch.is_tensor(value) else value for name, value in where.items()}
-    case(shape, device, layout=layout, **where).check()
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        {"positions": torch.tensor([[NO_POSITION, 1, 2, NO_POSITION, 4], [0] * 4 + [NO_POSITION]])},
-        {"offsets": torch.tensor([NO_POSITION, 1])},
-    ],
-    ids=["positions", "offsets"],
-)
-@without_eps
-@pytest.mark.parametrize("shape", HEADS_WITH_POSITIONS[:2], ids=str)
-@pytest.mark.parametrize("eps", [0.0, 1e-6])
-def test_tokens_without_a_position(device, where, eps, shape):
-    """Padding, whatever it holds, gives zeros and zero gradients, and adds nothing to the weights' gradients."""
-    (name, value), *_ = where.items()
-    one = case(shape, device, eps=eps, **{name: value.to(device)})
-    nowhere = value.to(device) == NO_POSITION
-    nowhere = nowhere if name == "positions" else nowhere[:, None].expand(2, 5)
-    with torch.no_grad():
-        for t in (*one.tensors[:2], *one.grads):
-            t[nowhere] = float("nan")
-    results = apply_qk_norm_rope(**one.arguments)
-    gradients = torch.autograd.grad(results, one.tensors, one.grads)
-    assert all((t[nowhere] == 0).all() for t in (*results, *gradients[:2]))
-    with torch.no_grad():
-        for t in one.tensors[:2]:
-            t[nowhere] = 1.0  # what the definition can differentiate
-        for t in one.grads:
-            t[nowhere] = 0.0
-    if name == "offsets":  # the same, as the definition takes it
-        along = value.to(device)[:, None] + torch.arange(5, device=device)
-        one.options["positions"] = along.masked_fill(nowhere, NO_POSITION)
-        del one.options["offsets"]
-    for i in (0, 1):
-        one.check_one(
-            one.tensors[i].detach(), one.tensors[2 + i].detach(), one.grads[i],
-            results[i].detach(), gradients[i], gradients[2 + i],
-        )  # fmt: skip
 
 
 def test_kernel_writes_nan_for_a_position_without_a_row():

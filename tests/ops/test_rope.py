@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.kernels.backends import BACKENDS
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.layout.seq_format import SEQ_FORMATS, to_bshd
+from ropelab.layout.seq_format import to_bshd
 from tests.support import assert_rotated, draw
 
 # batch, seq_len, q heads, k heads, head_dim, rotary_dim: odd ones, GQA, MQA, partial rotary, one of everything.
@@ -33,55 +32,11 @@ def inputs(shape, device, *, seq_format="bshd", dtype=torch.float32, table_dtype
     return q, k, cos[100:], sin[100:]
 
 
-@layouts
-@pytest.mark.parametrize("seq_format", SEQ_FORMATS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_is_the_definition(device, layout, seq_format, shape, dtype):
-    q, k, cos, sin = inputs(shape, device, seq_format=seq_format, dtype=dtype)
-    options = {"layout": layout, "seq_format": seq_format}
-    q_before = q.clone()
-    for inverse in (False, True):
-        rotated = ropelab.apply_rope(q, k, cos=cos, sin=sin, inverse=inverse, **options)
-        for actual, x in zip(rotated, (q, k), strict=True):
-            assert_rotated(actual, x, cos, sin, inverse=inverse, **options)
-    assert torch.equal(q, q_before)
-    assert torch.equal(ropelab.apply_rope(q, cos=cos, sin=sin, inverse=True, **options), rotated[0])
-
-
 @pytest.mark.parametrize("table_dtype", DTYPES)
 def test_tables_of_any_dtype_never_narrow_the_maths(device, table_dtype):
     q, k, cos, sin = inputs(SHAPES[0], device, dtype=torch.float32, table_dtype=table_dtype)
     for actual, x in zip(ropelab.apply_rope(q, k, cos=cos, sin=sin), (q, k), strict=True):
         assert_rotated(actual, x, cos, sin, layout="split_half")
-
-
-def small_leaves(device):
-    q, k, cos, sin = inputs((2, 2, 1, 1, 5, 4), device, dtype=torch.float64, table_dtype=torch.float64)
-    return [x.clone().requires_grad_() for x in (q, k, cos[:3], sin[:3])]
-
-
-@layouts
-@pytest.mark.parametrize("inverse", [False, True])
-def test_kernels_have_the_gradients_of_torch_operations(layout, inverse):
-    """In bits, of both orders: `gradcheck` through the interpreter takes ten seconds."""
-    leaves, found = small_leaves("cuda" if torch.cuda.is_available() else "cpu"), []
-    weights = [torch.randn_like(x, requires_grad=True) for x in leaves]
-    for backend in BACKENDS:
-        with ropelab.use_backend(backend):
-            rotated = ropelab.apply_rope(*leaves[:2], cos=leaves[2], sin=leaves[3], layout=layout, inverse=inverse)
-            first = torch.autograd.grad(rotated, leaves, weights[:2], create_graph=True)
-            second = torch.autograd.grad(first, [*leaves, *weights[:2]], [w.detach() for w in weights])
-            found.append((*rotated, *first, *second))
-    assert all(map(torch.equal, *found))
-
-
-def test_an_unused_output_costs_no_gradient(device):
-    q, k, cos, sin = inputs(SHAPES[0], device)
-    q.requires_grad_(), k.requires_grad_()
-    rotated_q, _ = ropelab.apply_rope(q, k, cos=cos, sin=sin)
-    rotated_q.square().sum().backward()
-    assert q.grad is not None and k.grad is None
 
 
 def test_autograd_knows_of_inplace_use(device):

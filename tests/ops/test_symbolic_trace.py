@@ -5,7 +5,8 @@ import torch
 
 from ropelab.interop import fairseq2
 from ropelab.interop.huggingface import patch
-from tests.ops.hostile_adapters import ADAPTERS, contents
+from tests.ops.adapter_calls import ADAPTERS
+from tests.ops.hostile_adapters import contents
 
 
 def tensors_of(call):

@@ -10,19 +10,14 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.kernels import HAS_TRITON
-from tests.ops.specs import OPERATORS, WHERE, call_of, copied, excess, recorded, same, tensors
+from ropelab.kernels import HAS_TRITON, INTERPRETED
+from tests.ops.specs import FORMS, OPERATORS, WHERE, call_of, copied, excess, recorded, same, tensors
 from tests.support import forget
 
 if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-FORMS = [
-    ("split_half", "bshd", torch.float32), ("interleaved", "sbhd", torch.float16),
-    ("split_half", "bhsd", torch.float64), ("interleaved", "thd", torch.float32),
-]  # fmt: skip
-"""The interpreter truncates bfloat16."""
 MEMORIES = ("unaligned", "rows apart", "features apart", "axes reversed", "expanded")
 
 
@@ -40,6 +35,8 @@ def placed(x: torch.Tensor, memory: str) -> torch.Tensor:
         view = filled(*x.shape, 2)[..., 0]
     elif memory == "axes reversed":
         view = filled(*x.shape[::-1]).permute(*range(x.ndim)[::-1])
+    elif memory == "heads first":
+        view = filled(*x.shape[:-1][::-1], x.shape[-1]).permute(*range(x.ndim - 1)[::-1], x.ndim - 1)
     elif memory == "expanded":
         return x[:1].clone().expand(x.shape)
     else:
@@ -52,9 +49,11 @@ def moved(name: str, call: dict, memory: str) -> dict:
     spec = OPERATORS[name]
 
     def move(key, x):
-        keeps_features = memory in ("features apart", "axes reversed") and key in spec.fixed
         if not isinstance(x, torch.Tensor) or x.dtype == torch.uint8 or not x.ndim or key == "frequencies":
             return x
+        if memory == "axes reversed" and key in spec.fixed:  # as caches with the heads before the slots
+            return placed(x, "heads first")
+        keeps_features = memory == "features apart" and key in spec.fixed
         if keeps_features or (memory == "expanded" and not (x.is_floating_point() and key not in spec.written)):
             return placed(x, "rows apart")
         return placed(x, memory)
@@ -68,8 +67,7 @@ def moved(name: str, call: dict, memory: str) -> dict:
 def prepared(name: str, memory: str, where: str, form: tuple, seed: int) -> dict:
     """A call of random numbers in that memory, the same ones for the same seed."""
     torch.manual_seed(seed)
-    layout, seq_format, dtype = form
-    call = call_of(name, where, layout, seq_format=seq_format, dtype=dtype, device=DEVICE)
+    call = call_of(name, where, *form, device=DEVICE)
     return call if memory == "contiguous" else moved(name, call, memory)
 
 
@@ -81,12 +79,12 @@ def storage(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("layout, seq_format, dtype", FORMS)
-def test_kernels_have_the_bits_of_torch_operations(monkeypatch, operator, where, memory, layout, seq_format, dtype):
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_kernels_have_the_bits_of_torch_operations(monkeypatch, operator, where, memory, form):
     forget(monkeypatch)
     spec = OPERATORS[operator]
-    first = call_of(operator, where, layout, seq_format=seq_format, dtype=dtype, device=DEVICE)
-    call = moved(operator, call_of(operator, where, layout, seq_format=seq_format, dtype=dtype, device=DEVICE), memory)
+    first = call_of(operator, where, *form, device=DEVICE)
+    call = moved(operator, call_of(operator, where, *form, device=DEVICE), memory)
     with ropelab.use_backend("torch"):
         plain = copied(call)
         expected = recorded(operator, plain)
@@ -95,10 +93,14 @@ def test_kernels_have_the_bits_of_torch_operations(monkeypatch, operator, where,
     with ropelab.use_backend("triton"):
         recorded(operator, first)
         found = recorded(operator, call)
-    if spec.bits:
+    truncates = INTERPRETED and torch.bfloat16 in form
+    if spec.bits and not truncates:
         assert same(found, expected)
     elif spec.roundings:
-        assert excess(operator, given, [y.detach() for y in found[: len(found) - len(spec.leaves)]]) <= 1
+        leaves = sum(x in call for x in spec.leaves)
+        assert excess(operator, given, [y.detach() for y in found[: len(found) - leaves]]) <= 1
+        if not truncates:
+            torch.testing.assert_close(found[len(found) - leaves :], expected[len(found) - leaves :])
     for key, x in tensors(call).items():
         after, was = storage(x.detach()).clone(), before[key]
         if key in spec.written:
@@ -113,9 +115,9 @@ def test_kernels_have_the_bits_of_torch_operations(monkeypatch, operator, where,
 def test_a_remembered_call_is_a_fresh_one(monkeypatch, name):
     """Calls of one shape, which differ in strides, dtypes, positions and backends."""
     forget(monkeypatch)
-    forms = [("split_half", "bshd", torch.float32), ("split_half", "bshd", torch.float16)]
+    forms = [("split_half", "bshd", torch.float32, {}), ("split_half", "bshd", torch.float16, {})]
     ways = [*itertools.product(("contiguous", *MEMORIES), forms, ("triton", "torch"), ("positions", "rows"))]
-    for seed, (memory, form, backend, where) in enumerate(random.Random(1).sample(ways, 8)):
+    for seed, (memory, form, backend, where) in enumerate(random.Random(1).sample(ways, 5)):
         with ropelab.use_backend(backend):
             found = recorded(name, prepared(name, memory, where, form, seed))
             with monkeypatch.context() as fresh:

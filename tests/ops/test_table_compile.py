@@ -36,13 +36,22 @@ def test_operators_are_what_the_dispatcher_expects(name, where):
         torch.library.opcheck(operator, arguments, test_utils=tests[2:] if has_8_bits else tests)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_compiles_without_a_graph_break(name):
-    """With gradients, and for another number of tokens."""
+COMPILED = [(name, where) for name, where in CASES if where == "positions" or name == "apply_rope"]
+
+
+@pytest.mark.parametrize(("name", "where"), COMPILED)
+def test_compiles_once_for_any_number_of_tokens(name, where):
+    """Without a graph break, and with gradients."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # which takes a second to import
+
     torch._dynamo.reset()
-    function = torch.compile(OPERATORS[name].function, fullgraph=True, dynamic=True, backend="aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
+    function = torch.compile(OPERATORS[name].function, fullgraph=True, dynamic=True, backend=counter)
     compared = 1 if OPERATORS[name].options.get("consume") else None  # what is left in q is nobody's
-    for tokens in (3, 5):
-        call = call_of(name, "positions", tokens=tokens)
+    frames = set()
+    for tokens in (7, 9, 11):  # no other size of the first call is the same
+        call = call_of(name, where, tokens=tokens)
         expected = recorded(name, copied(call))
         assert same(recorded(name, call, function)[:compared], expected[:compared])
+        frames.add(counter.frame_count)
+    assert len(frames) == 1

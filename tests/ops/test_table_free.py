@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 from mpmath import mp
-from torch._dynamo.testing import CompileCounter
 
 import ropelab
 from ropelab.angles import frequencies as variants
@@ -126,20 +125,6 @@ def test_rotates_as_with_tables_of_the_same_waves(device, layout, seq_format, wh
         assert torch.equal(found, wanted.movedim(batch_first, (0, 1)).masked_fill(gone, 0).movedim((0, 1), batch_first))
 
 
-@pytest.mark.parametrize(
-    "shape", [(2, 1, 3, 3, 6, 6), (1, 9, 17, 1, 10, 4), (2, 3, 1, 1, 256, 256), (1, 33, 2, 1, 4, 2)]
-)
-def test_odd_shapes(device, shape):
-    batch, seq_len, q_heads, k_heads, head_dim, rotary_dim = shape
-    q, k = (draw(batch, seq_len, heads, head_dim, device=device) for heads in (q_heads, k_heads))
-    frequencies = ropelab.rotary_frequencies(rotary_dim, device=device)
-    cos, sin = angles_torch.cos_sin(torch.arange(7, 7 + seq_len, device=device), frequencies)
-    for x in ((q, k), (q, None)):
-        expected = ropelab.apply_rope(*x, cos=cos, sin=sin)
-        actual = ropelab.apply_rope(*x, frequencies=frequencies, offsets=7)
-        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-
-
 def test_frequencies_of_other_strides(device):
     q = draw(2, 5, 3, 16, device=device)
     frequencies = ropelab.rotary_frequencies(16, device=device)
@@ -201,27 +186,16 @@ def test_a_model_with_an_attention_factor(device):
     torch.testing.assert_close(actual, expected, rtol=4 * 2.0**-24, atol=4096 * 2.0**-52)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_keeps_the_laws(layout):
+def test_keeps_the_laws():
     device = "cpu" if INTERPRETED else "cuda"
     with use_backend("torch" if INTERPRETED else "triton"):  # the interpreter is slow
-        report = verify(partial(table_free, layout=layout), "plain", layout=layout, device=device)
+        report = verify(partial(table_free, layout="interleaved"), "plain", layout="interleaved", device=device)
     assert report.passed, text(report)
 
 
-def test_compiles(device):
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def rotate(q, k, frequencies, positions):
-        return ropelab.apply_rope(q, k, frequencies=frequencies, positions=positions)
-
-    q, k = draw(2, 5, 3, 8, device=device), draw(2, 5, 1, 8, device=device)
-    arguments = q, k, ropelab.rotary_frequencies(8, device=device), torch.arange(5, device=device)
-    expected = ropelab.apply_rope(q, k, frequencies=arguments[2])
-    for found, wanted in zip(rotate(*arguments), expected, strict=True):
-        assert torch.equal(found, wanted)
-
-
 def test_frequencies_are_made_outside_of_what_is_compiled(device):
+    from torch._dynamo.testing import CompileCounter  # which takes a second to import
+
     def rotate(q):
         return ropelab.apply_rope(q, frequencies=ropelab.rotary_frequencies(q.shape[-1], device=q.device))
 

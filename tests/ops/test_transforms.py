@@ -5,7 +5,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-import torch._dynamo.testing
 
 import ropelab
 from tests.support import assert_rotated, draw
@@ -15,56 +14,6 @@ def inputs(device, seq_len=5, rows=40):
     q = draw(2, seq_len, 3, 16, device=device)
     k = draw(2, seq_len, 1, 16, device=device)
     return q, k, *ropelab.rotary_table(rows, 12, device=device)
-
-
-@pytest.fixture
-def compiler():
-    """Counts compilations; ``dynamic`` from the start, as for a loop over sequences of any length."""
-    torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-
-    def compiled(function):
-        return torch.compile(function, fullgraph=True, dynamic=True, backend=counter)
-
-    compiled.counter = counter
-    yield compiled
-    torch._dynamo.reset()
-
-
-@pytest.mark.parametrize("where", ["rows", "positions", "offset", "offsets", "in place", "thd"])
-def test_compiles_once_for_any_number_of_tokens(device, compiler, where):
-    def rope(q, k, cos, sin, extra):
-        if where == "thd":
-            q, k = q.flatten(0, 1), k.flatten(0, 1)
-            return ropelab.apply_rope(q, k, cos=cos, sin=sin, seq_format="thd", positions=extra)
-        options = {
-            "positions": {"positions": extra}, "offset": {"offsets": extra}, "offsets": {"offsets": extra},
-            "in place": {"inplace": True}, "rows": {},
-        }[where]  # fmt: skip
-        return ropelab.apply_rope(q * 1, k * 1, cos=cos, sin=sin, **options)
-
-    fast = compiler(rope)
-    for seq_len in (5, 9, 14):
-        q, k, cos, sin = inputs(device, seq_len)
-        extra = {
-            "positions": torch.randint(-9, 30, (2, seq_len), device=device),
-            "offset": seq_len + 2,
-            "offsets": torch.tensor([3, 7], device=device),
-            "thd": torch.randint(0, 30, (2 * seq_len,), device=device),
-        }.get(where)
-        weights = torch.randn_like(q), torch.randn_like(k)
-        results = []
-        for function in (rope, fast):
-            leaves = q.clone().requires_grad_(), k.clone().requires_grad_()
-            rotated = function(*leaves, cos, sin, extra)
-            loss = sum((y * w.reshape(y.shape)).sum() for y, w in zip(rotated, weights, strict=True))
-            results.append((*rotated, *torch.autograd.grad(loss, leaves)))
-        for eager, compiled in zip(*results, strict=True):
-            assert torch.equal(eager, compiled)
-        with torch.no_grad():
-            assert torch.equal(fast(q, k, cos, sin, extra)[0], results[0][0])
-    # One with and one without gradients.
-    assert compiler.counter.frame_count == 2
 
 
 def test_exports(device):

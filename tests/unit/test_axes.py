@@ -200,19 +200,6 @@ def test_positions_of_text():
     assert grid_positions(0, 3).shape == (2, 0)
 
 
-def test_tables_of_several_axes_agree_with_each_other():
-    cos, sin = ropelab.rotary_table(8, 8)
-    positions = torch.zeros(2, 5, dtype=torch.int64)
-    for other, error in ((torch.cat((sin, sin), -1), ValueError), (sin[:4], ValueError), (sin.double(), TypeError)):
-        with pytest.raises(error, match="sin: expected cos's"):
-            ropelab.axial_tables(cos, other, positions, [0, 0, 1, 1])
-    for wrong in (torch.tensor([0, 0, 1, 2]), torch.tensor([0, 0, 1, -1])):
-        with pytest.raises(ValueError, match="axes: expected axes below 2, the number of axes of positions, got"):
-            ropelab.axial_tables(cos, sin, positions, wrong)
-    with pytest.raises(TypeError, match="axes: expected one of int32, int64, got bool"):
-        ropelab.axial_tables(cos, sin, positions, torch.ones(4, dtype=torch.bool))
-
-
 def test_the_smallest_integer_has_no_row():
     """The magnitude of the smallest integer is negative again, so the result is NaN and nothing is read."""
     cos, sin = ropelab.rotary_table(8, 8)
@@ -220,24 +207,3 @@ def test_the_smallest_integer_has_no_row():
     found = ropelab.axial_tables(cos, sin, positions, [0] * 4)
     for y, row in zip(found, (cos[7], -sin[7]), strict=True):
         assert y[:4].isnan().all() and torch.equal(y[4], row)
-
-
-BAD = {
-    "a fraction of a size": (lambda: grid_positions(2, 2.5), r"sizes\[1\]: expected an integer, got float 2.5"),
-    "a fraction of a start": (lambda: text_positions(3, start=0.5), "start: expected an integer, got float 0.5"),
-    "beyond int32": (lambda: text_positions(3, start=2**31 - 2), "start: expected positions within int32 for 3 tokens along an axis, got 2147483646"),
-    "odd axis": (lambda: axial_rope((16, 55, 57)), r"axes_dims\[1\]: expected a positive even number, got 55"),
-    "unknown layout": (lambda: axial_rope((8, 8), layout="neox"), "layout: expected one of .* got 'neox'"),
-    "no axes": (lambda: axial_rope(()), r"axes_dims: expected at least one axis, got \(\)"),
-    "negative size": (lambda: grid_positions(2, -1), r"sizes: expected at least one number of tokens, all >= 0, got \(2, -1\)"),
-    "axis that is not there": (lambda: grid_positions(2, 3, centred=(2,)), r"centred: expected axes below 2, got \(2,\)"),
-    "no sections": (lambda: axes.sections([]), r"widths: expected at least one number of planes, all >= 0, got \(\)"),
-    "negative section": (lambda: axes.sections([4, -1]), r"widths: expected at least one number of planes, all >= 0, got \(4, -1\)"),
-    "no turn": (lambda: axes.interleaved_sections([2, 9, 2]), "widths: expected turns that give 2 planes to axis 0, got 7"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD.keys())
-def test_is_refused_by_name(call, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        call()

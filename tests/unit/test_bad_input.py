@@ -1,6 +1,5 @@
 """Arguments that cannot be served raise an error that names them; nothing is rotated by guess."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -71,15 +70,6 @@ def test_overlap_between_tensors():
     assert may_share_elements(qkv[:, :, :4], qkv[:, :, 3:])
     assert may_share_elements(qkv[:, 1:], qkv[:, :-1])
     assert may_share_elements(qkv[..., :5], qkv[..., 4:])
-
-
-@pytest.mark.parametrize("offset", [np.int64(3), np.int32(3), np.uint8(3)], ids=repr)
-def test_numpy_integers_are_integers(device, offset):
-    q, k, cos, sin = (x.to(device) for x in (Q, K, COS, SIN))
-    slices = {"rotary_slice": (np.int64(0), np.int32(16))}
-    actual = ropelab.apply_rope(q, k, cos=cos, sin=sin, offsets=offset, inverse=np.bool_(True), **slices)
-    expected = ropelab.apply_rope(q, k, cos=cos, sin=sin, offsets=3, inverse=True, rotary_slice=(0, 16))
-    assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
 
 
 @pytest.mark.parametrize("seq_format", ["bshd", "thd"])

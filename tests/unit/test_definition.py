@@ -84,19 +84,3 @@ def test_permutation_spelled_out():
 def test_join_undoes_pairs(layout):
     x = torch.arange(10)
     assert torch.equal(join(*pairs(x, layout), layout), x)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: ropelab.rotary_table(4, 7), "rotary_dim: expected a positive even number, got 7"),
-        (lambda: ropelab.rotary_table(4, 0), "rotary_dim: expected a positive even number, got 0"),
-        (lambda: ropelab.rotary_table(-1, 8), "seq_len: expected an integer >= 0 and < 2147483649, got -1"),
-        (lambda: ropelab.rotary_table(4, 8, base=-2.0), "base: expected a positive number, got -2.0"),
-        (lambda: pairs(torch.zeros(3), "split_half"), "rotary_dim: expected a positive even number, got 3"),
-        (lambda: permutation(8, "neox", "interleaved"), "source: expected one of .* got 'neox'"),
-    ],
-)
-def test_bad_arguments_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -160,22 +160,3 @@ def test_computer_algebra_proves_it_and_refuses_what_is_false():
     angles = algebra.sp.symbols("a b", real=True)
     rotations = [algebra.head_rotation(angles, layout, 5, first=1) for layout, _ in LAYOUTS]
     assert not algebra.is_zero(rotations[0] - rotations[1])
-
-
-X = torch.randn(24, 3)
-BAD = {
-    "unknown source": (lambda: convert_layout(X, 8, "meta", "split_half"), "source: expected one of .* got 'meta'"),
-    "unknown target": (lambda: convert_layout(X, 8, "split_half", "hf"), "target: expected one of .* got 'hf'"),
-    "part of a head": (lambda: convert_layout(X, 16, *LAYOUTS[0]), r"x: expected heads of 16 features along axis 0, got shape \(24, 3\)"),
-    "a number": (lambda: convert_layout(X[0, 0], 8, *LAYOUTS[0]), r"x: expected heads of 8 features along axis 0, got shape \(\)"),
-    "more heads than rows": (lambda: convert_layout(X, 8, *LAYOUTS[0], heads=4), r"heads: expected an integer >= 0 and < 4, got 4"),
-    "odd slice": (lambda: convert_layout(X, 8, *LAYOUTS[0], rotary_slice=(0, 5)), r"rotary_slice: expected an even number of the 8 .* got \(0, 5\)"),
-    "slice beyond": (lambda: convert_layout(X, 8, *LAYOUTS[0], rotary_slice=(4, 10)), r"rotary_slice: expected an even number of the 8 .* got \(4, 10\)"),
-    "odd head": (lambda: convert_layout(X, 3, *LAYOUTS[0]), r"rotary_slice: expected an even number of the 3 .* got \(0, 3\)"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD.keys())
-def test_is_refused_by_name(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -11,8 +11,7 @@ import ropelab.positions.packed
 from ropelab.kernels import NO_POSITION, backend
 from ropelab.kernels.positions_torch import Shard
 from ropelab.kernels.rotation import INVALID_POSITION
-from ropelab.layout.seq_format import DENSE_FORMATS, SEQ_AXIS
-from ropelab.positions.packed import CHUNKS, PackedSequences, context_parallel_positions
+from ropelab.positions.packed import PackedSequences, context_parallel_positions
 from tests.support import draw
 
 # cp_size, chunks
@@ -147,8 +146,6 @@ def test_dual_chunks_are_the_published_ones():
 # What cannot be served
 
 
-CU = cumulative([4, 0, 8])
-
 # Contents that no rank can serve: cu_seqlens, total_tokens, cp_size, chunks, what "cu_seqlens: expected" goes on with
 BAD_CONTENTS = {
     "not from 0": ([1, 4], 8, 1, "dual", "0 as the first element, got 1"),
@@ -247,72 +244,6 @@ def test_positions_beyond_int32_are_named_on_the_cpu_and_loud_on_a_gpu(device):
 
 
 # argument, value, error, what "argument: expected" goes on with
-BAD_ARGUMENTS = [
-    ("cu_seqlens", [0, 4], TypeError, "a torch.Tensor, got list"),
-    ("cu_seqlens", CU.float(), TypeError, "one of int32, int64, got float32"),
-    ("cu_seqlens", CU[None], ValueError, r"shape \[sequences \+ 1\], got \(1, 4\)"),
-    ("cu_seqlens", CU[0], ValueError, r"shape \[sequences \+ 1\], got \(\)"),
-    ("cu_seqlens", CU[:0], ValueError, r"shape \[sequences \+ 1\], at least one element, got \(0,\)"),
-    ("total_tokens", 12.0, TypeError, "an integer, got float 12.0"),
-    ("total_tokens", CU[-1], TypeError, "an integer, got Tensor"),
-    ("total_tokens", -1, ValueError, "an integer >= 0 and < 2147483648, got -1"),
-    ("offsets", None, TypeError, "an integer, got None"),
-    ("offsets", torch.zeros(3), TypeError, "one of int32, int64, got float32"),
-    ("offsets", CU[:2], ValueError, r"shape \(3,\), one for each sequence, got \(2,\)"),
-    ("offsets", CU[None, :3], ValueError, r"shape \(3,\), one for each sequence, got \(1, 3\)"),
-    ("offsets", CU[:3].to("meta"), ValueError, "cu_seqlens' device cpu, got meta"),
-    ("offsets", 2**31, ValueError, "an integer >= -2147483648 and < 2147483648, got 2147483648"),
-    ("offsets", -(2**31) - 1, ValueError, "an integer >= -2147483648 and < 2147483648, got -2147483649"),
-    (
-        "offsets",
-        2**31 - 4,
-        ValueError,
-        r"positions from -2147483646 to 2147483647, got 2147483644 for a length of 8 \(sequence 2\)",
-    ),
-    ("cp_size", 0, ValueError, "an integer >= 1 and < 2147483648, got 0"),
-    ("cp_size", "2", TypeError, "an integer, got str '2'"),
-    ("cp_rank", 1, ValueError, "a rank below cp_size = 1, got 1"),
-    ("cp_rank", -1, ValueError, "an integer >= 0, got -1"),
-    ("chunks", "striped", ValueError, r"one of \('dual', 'contiguous'\), got 'striped'"),
-]
-
-
-@pytest.mark.parametrize(("argument", "value", "error", "expected"), BAD_ARGUMENTS)
-def test_bad_arguments_are_refused_by_name(argument, value, error, expected):
-    with pytest.raises(error, match=f"^{argument}: expected {expected}$"):
-        PackedSequences(**({"cu_seqlens": CU, "total_tokens": 12} | {argument: value}))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((-4, 2, 0), ValueError, "seq_len: expected an integer >= 0, got -4"),
-        ((8.0, 2, 0), TypeError, "seq_len: expected an integer, got float 8.0"),
-        ((6, 2, 0), ValueError, r"seq_len: expected a multiple of 2 \* cp_size = 4, at most 2\*\*31, got 6"),
-        ((7, 2, 0, "contiguous"), ValueError, r"seq_len: expected a multiple of cp_size = 2, at most 2\*\*31, got 7"),
-        ((2**31 + 4, 2, 0), ValueError, r"seq_len: expected a multiple of .*, at most 2\*\*31, got 2147483652"),
-        ((8, 2, 2), ValueError, "cp_rank: expected a rank below cp_size = 2, got 2"),
-        ((8, 0, 0), ValueError, "cp_size: expected an integer >= 1 and < 2147483648, got 0"),
-        ((8, 2, 0, "zigzag"), ValueError, "chunks: expected one of .* got 'zigzag'"),
-    ],
-)
-def test_bad_dense_arguments_are_refused_by_name(arguments, error, message):
-    with pytest.raises(error, match=f"^{message}$"):
-        context_parallel_positions(*arguments)
-
-
-def test_what_is_wrong_is_not_rotated_by_guess(device):
-    """Positions from a bad cu_seqlens: NaN on a GPU, an error where looking costs nothing."""
-    cu = torch.tensor([0, 5, 3], dtype=torch.int32, device=device)
-    positions = unchecked(device, cu, 6, 0, Shard())
-    q = torch.randn(6, 2, 8, device=device)
-    cos, sin = ropelab.rotary_table(8, 8, device=device)
-    options = {"cos": cos, "sin": sin, "seq_format": "thd", "positions": positions}
-    if device == "cpu":
-        with pytest.raises(ValueError, match=r"positions: expected .* got -2147483647"):
-            ropelab.apply_rope(q, **options)
-    else:
-        assert ropelab.apply_rope(q, **options).isnan().all()
 
 
 # Through apply_rope
@@ -324,28 +255,6 @@ def rotated_and_gradient(x, g, **options):
     y = ropelab.apply_rope(x, **options)
     y.backward(g)
     return y.detach(), x.grad
-
-
-@pytest.mark.parametrize("layout", ["split_half", "interleaved"])
-def test_packed_is_each_sequence_alone_and_padding_is_zero(device, layout):
-    lengths, padding = [3, 0, 5, 1], 2
-    total = sum(lengths) + padding
-    cos, sin = ropelab.rotary_table(20, 8, device=device)
-    offsets = torch.tensor([0, 4, 2, 19], device=device)
-    packed = PackedSequences(cumulative(lengths, device=device), total, offsets=offsets)
-    x, g = (draw(1, total, 3, 12, seq_format="thd", device=device) for _ in range(2))
-    options = {"cos": cos, "sin": sin, "layout": layout, "seq_format": "thd"}
-    whole = rotated_and_gradient(x, g, positions=packed.positions, **options)
-    start = 0
-    for length, offset in zip(lengths, offsets.tolist(), strict=True):
-        part = slice(start, start + length)
-        for actual, expected in zip(
-            whole, rotated_and_gradient(x[part], g[part], offsets=offset, **options), strict=True
-        ):
-            assert torch.equal(actual[part], expected)
-        start += length
-    for actual in whole:
-        assert torch.equal(actual[start:], torch.zeros_like(actual[start:]))
 
 
 @shardings
@@ -371,41 +280,6 @@ def test_reassembled_packed_shards_are_the_whole(device, cp_size, chunks):
     assert sorted(seen) == list(range(total))
     for actual, expected in zip(reassembled, whole, strict=True):
         assert torch.equal(actual, expected)
-
-
-@shardings
-@pytest.mark.parametrize("seq_format", DENSE_FORMATS)
-def test_reassembled_dense_shards_are_the_whole(device, cp_size, chunks, seq_format):
-    seq_len = 16
-    axis = SEQ_AXIS[seq_format]
-    cos, sin = ropelab.rotary_table(seq_len, 8, device=device)
-    x, g = (draw(2, seq_len, 3, 8, seq_format=seq_format, device=device) for _ in range(2))
-    options = {"cos": cos, "sin": sin, "seq_format": seq_format}
-    whole = rotated_and_gradient(x, g, **options)
-    reassembled = [torch.full_like(x, float("nan")) for _ in whole]
-    for cp_rank in range(cp_size):
-        positions = context_parallel_positions(seq_len, cp_size, cp_rank, chunks, device=device)
-        x_shard, g_shard = x.index_select(axis, positions), g.index_select(axis, positions)
-        shard = rotated_and_gradient(x_shard, g_shard, positions=positions, **options)
-        for target, part in zip(reassembled, shard, strict=True):
-            target.index_copy_(axis, positions.long(), part)
-    for actual, expected in zip(reassembled, whole, strict=True):
-        assert torch.equal(actual, expected)
-
-
-@pytest.mark.parametrize("chunks", CHUNKS)
-def test_token_indices_are_those_of_the_loop(device, chunks):
-    lengths = [8, 0, 4, 0]
-    for cp_rank in range(2):
-        packed = PackedSequences(
-            cumulative(lengths, device=device), 9, offsets=100, cp_size=2, cp_rank=cp_rank, chunks=chunks
-        )
-        places = [
-            start + place
-            for start, length in zip((0, 8, 8, 12), lengths, strict=True)
-            for place in shares(length, 2, cp_rank, chunks)
-        ]
-        assert packed.token_indices().tolist() == places + [NO_POSITION] * 3
 
 
 def test_padding_indexes_nothing():
