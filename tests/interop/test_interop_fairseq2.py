@@ -10,7 +10,7 @@ from ropelab.angles.frequencies import yarn
 from ropelab.angles.tables import frequency_tables
 from ropelab.interop.fairseq2 import LAYOUTS, BatchLayout, DualRotaryEncoder, KernelRotaryEncoder, YaRNRotaryEncoder
 from ropelab.study.documents.fairseq2 import evidence, peers
-from tests.interop.fairseq2_models import MODELS
+from ropelab.study.documents.fairseq2.encoders import proposed
 
 E, MAX = 16, 32
 impls = pytest.mark.parametrize("impl", LAYOUTS)
@@ -164,8 +164,8 @@ def released():
 
 
 @pytest.mark.peers
-def test_the_released_encoders_have_the_bits_of_the_models(released):
-    rows = evidence.kept(MODELS, released)
+def test_the_released_encoders_have_the_bits_of_those_of_the_pull_request(released):
+    rows = evidence.kept(proposed(), released)
     assert rows.equal.all(), rows[~rows.equal]
     assert "fairseq2 0." in rows.attrs["source"]
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from ropelab.bench.records import ROOT, gpus, load
+from ropelab.interop.fairseq2 import BatchLayout, KernelRotaryEncoder
 from ropelab.study.documents.fairseq2 import evidence, figures, findings, measure
+from ropelab.study.documents.fairseq2.encoders import Encoders
 from ropelab.study.documents.fairseq2.studies import STUDIES
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Outcome
 from ropelab.study.plots.panels import said
-from tests.interop.fairseq2_models import MODELS
 from tests.study.conftest import slower
 from tests.study.sentences import states
 from tests.support import change
@@ -209,9 +210,9 @@ def test_ratios_of_a_log_and_of_a_record():
 
 @pytest.mark.parametrize("fault", [1e-5, float("nan")])
 def test_the_check_sees_small_errors(monkeypatch, fault):
-    monkeypatch.setattr(measure, "proposed", lambda: MODELS)
+    monkeypatch.setattr(measure, "proposed", lambda: Encoders("ours", {}, BatchLayout))
     monkeypatch.setattr(measure, "_device", lambda: torch.device("cpu"))
-    right = MODELS.classes["RRE"](16, 16, impl="llama")
+    right = KernelRotaryEncoder(16, 16, impl="llama")
 
     def almost(seqs, layout):
         y = right(seqs, layout).clone()

@@ -178,7 +178,7 @@ def right(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     return frame
 
 
-def test_formats(on_cpu):
+def test_formats(on_cpu, torch_backend):
     frame = right(dense.formats(smoke=True), [*IDENTITY, *TIMES, "in_place", "bar"])
     assert set(zip(frame.seq_format, frame.storage, strict=True)) == set(FORMATS) and set(frame.bar) == {0.95}
     ours = frame[frame.contender.str.startswith("ropelab")]
@@ -210,7 +210,7 @@ def test_packed(on_cpu, monkeypatch):
     assert [bar.cases for bar in family_findings.packed_bars(frame)] == [4, 8, 8]
 
 
-def test_qk_norm(on_cpu, monkeypatch):
+def test_qk_norm(on_cpu, torch_backend, monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     monkeypatch.setattr(qk_norm.qk_norm_in_qkv, "operators", lambda *_: ({}, {"vllm": "not run: it needs a GPU"}))
     identity = [name for name in IDENTITY if name != "direction"]
