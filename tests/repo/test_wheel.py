@@ -168,7 +168,7 @@ def test_the_library_names_nothing_that_only_a_checkout_has(wheel):
 
 def test_the_library_works_with_its_requirements_alone(installed, tmp_path):
     python = installed()
-    needs_others = {"ropelab/conformance/cli.py", *(f"ropelab/interop/torchtitan{of}.py" for of in ("", "_mla"))}
+    needs_others = {"ropelab/command/cli.py", *(f"ropelab/interop/torchtitan{of}.py" for of in ("", "_mla"))}
     files = {name for name in surface.wheel() if name.startswith("ropelab/") and name.endswith(".py")} - needs_others
     modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files}
     elsewhere = tmp_path / "elsewhere"
