@@ -13,6 +13,7 @@ from ropelab.kernels.backends import INTERPRETED
 from ropelab.kernels.choices import Choices
 from ropelab.kernels.direct_launch import Start, direct_start
 from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.kernels.tensors import addresses_of
 
 if triton.knobs.runtime.interpret != INTERPRETED:
     raise RuntimeError(
@@ -68,11 +69,14 @@ class Launch:
             tensors: a plain tuple of tensors in the order of ``strides``; None for a tensor that the call lacks.
             numbers: the first numbers of the kernel, and its descriptors.
         """
+        self.at(addresses_of(tensors), tensors, *numbers)
+
+    def at(self, addresses: tuple[int, ...], tensors: tuple[torch.Tensor | None, ...], *numbers: Any) -> None:
+        """Launch, as a call does, where the caller knows `addresses_of` the tensors."""
         index = self.device_index
         if index is not None and index != _current_device():
             with torch.cuda.device(index):  # Triton launches on the current device
-                return self(tensors, *numbers)
-        addresses = tuple([0 if x is None else x.data_ptr() for x in tensors])
+                return self.at(addresses, tensors, *numbers)
         start = self._compiled.get(aligned := alignments(addresses))
         if start is None:
             self._compiled[aligned] = self._compile(tensors, numbers, aligned)

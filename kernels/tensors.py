@@ -18,6 +18,11 @@ from torch import Tensor
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 
 
+def addresses_of(tensors: Sequence[Tensor | None]) -> tuple[int, ...]:
+    """The addresses of tensors, and 0 for a tensor that a call lacks."""
+    return tuple([0 if x is None else x.data_ptr() for x in tensors])
+
+
 class RotateTensors(NamedTuple):
     """q and k and their results. A result may be its input; a call without k has no ``k_out`` either."""
 

@@ -7,7 +7,7 @@ import torch
 from torch.fx import Proxy
 
 from ropelab.arguments import flag
-from ropelab.autograd.rotation import differentiated
+from ropelab.autograd.rotation import differentiated, rotate_again
 from ropelab.call.angles import given_angles
 from ropelab.call.rotation import ROTATE, ROTATE_IN_PLACE
 from ropelab.call.traced import recorded
@@ -148,6 +148,8 @@ def apply_rope(
     tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)
     key, prepared = operation.look_up(said, given, *tensors, positions, offsets, axes, rotary_slice)
     if prepared is not None:
+        if prepared.recorded:
+            return rotate_again(prepared, q, k, *tensors, positions, offsets)
         ys = prepared(given, *tensors, positions, offsets)
         return ys[0] if k is None else ys
     inverse, inplace = flag("inverse", inverse), flag("inplace", inplace)

@@ -8,7 +8,7 @@ import torch
 
 from ropelab.autograd.batching import is_batched_gradient, rotate_batched, rotate_batched_gradients
 from ropelab.autograd.table_gradients import table_gradients
-from ropelab.call.angles import Tables
+from ropelab.call.angles import Tables, angles_of
 from ropelab.call.checks import (
     check_inplace_autograd,
     check_layouts_alike,
@@ -19,8 +19,9 @@ from ropelab.call.checks import (
     check_writable,
 )
 from ropelab.call.dispatcher import copy_over, must_dispatch, transformed
+from ropelab.call.operation import Prepared
 from ropelab.call.rotation import rotate_or_dispatch
-from ropelab.call.where import Where
+from ropelab.call.where import Options, Where
 
 
 def differentiated(q, k, where: Where, inplace: bool):
@@ -48,24 +49,30 @@ def check_untransformed() -> None:
 def rotate_recorded(q, k, where: Where):
     """Rotate into new tensors, and record the rotation."""
     if transformed():
-        return _TransformedRotation.apply(q, k, *where.flat, False)
-    return _record(q, k, where, False)
+        return _TransformedRotation.apply(q, k, *where.flat)
+    return _record((q, k, *where.tensors), *where[2:], False)
 
 
-def _record(q, k, where: Where, inplace: bool):
-    """Rotate with `_Rotation`."""
-    angles, positions, first_position, options = where
-    tensors = q, k, *angles.tensors, positions
+def rotate_again(prepared: Prepared, q, k, cos, sin, positions, offsets):
+    """`rotate_recorded` of plain tensors, as `Operation.look_up` found it."""
+    if type(offsets) is not int:
+        positions, offsets = offsets, 0
+    return _record((q, k, cos, sin, positions), offsets, prepared.options, False, prepared)
+
+
+def _record(tensors, first_position: int, options: Options, inplace: bool, prepared: Prepared | None = None):
+    """Rotate with `_Rotation`; ``tensors`` are q, k and `Where.tensors`."""
     if torch.compiler.is_compiling():
-        return _Rotation.apply(*tensors, first_position, options, inplace)
+        return _Rotation.apply(*tensors, first_position, options, inplace, prepared)
     unwrap = torch._C._functorch.unwrap_if_dead  # removes the wrapper of a transform of torch.func that has ended
-    unwrapped = [unwrap(x) if isinstance(x, torch.Tensor) else x for x in tensors]
+    unwrapped = [x if x is None else unwrap(x) for x in tensors]
     try:
-        return _apply(*unwrapped, first_position, options, inplace)
+        return _apply(*unwrapped, first_position, options, inplace, prepared)
     except RuntimeError:  # autograd saves no inference tensor, but its message names no argument
-        trained_tables = any(getattr(x, "requires_grad", False) for x in angles.tensors)
+        q, k, cos, sin, positions = tensors
+        trained_tables = any(getattr(x, "requires_grad", False) for x in (cos, sin))
         saved = {"q": q, "k": k} if trained_tables else {}
-        check_recordable(positions=positions, **angles.named, **saved)
+        check_recordable(positions=positions, **angles_of(cos, sin).named, **saved)
         raise
 
 
@@ -83,8 +90,11 @@ def _overwrite(q, k, where: Where):
     check_places(q, where)
     if k is not None and (q._is_view() or k._is_view()):
         # Autograd can rewrite the history of a view only for a function with a single output.
-        return tuple(_record(x, None, where, True) if x.requires_grad else _rotate_one(x, where) for x in (q, k))
-    return _record(q, k, where, True)
+        return tuple(
+            _record((x, None, *where.tensors), *where[2:], True) if x.requires_grad else _rotate_one(x, where)
+            for x in (q, k)
+        )
+    return _record((q, k, *where.tensors), *where[2:], True)
 
 
 def _rotate_one(x: torch.Tensor, where: Where):
@@ -98,7 +108,7 @@ def _overwrite_by_copy(q, k, where: Where):
         check_writable(("q", "k"), (q, k))
         check_inplace_autograd(q, k, where.angles)
     where = where._replace(options=where.options._replace(overwrites=True))
-    new = _Rotation.apply(q, k, *where.flat, False)
+    new = _Rotation.apply(q, k, *where.flat, False, None)
     return copy_over((q,), (new,))[0] if k is None else copy_over((q, k), new)
 
 
@@ -107,8 +117,12 @@ class _Rotation(torch.autograd.Function):
 
     # q comes first: autograd takes the first input of an in-place function to be the view whose history it rewrites.
     @staticmethod
-    def forward(ctx, q, k, cos, sin, positions, first_position, options, inplace):
-        ys = rotate_or_dispatch(q, k, Where.of(cos, sin, positions, first_position, options), inplace)
+    def forward(ctx, q, k, cos, sin, positions, first_position, options, inplace, prepared):
+        if prepared is None:
+            ys = rotate_or_dispatch(q, k, Where.of(cos, sin, positions, first_position, options), inplace)
+        else:
+            made = prepared((q, k), cos, sin, positions, first_position)
+            ys = made[0] if k is None else made
         needed = ctx.needs_input_grad
         trained_tables = needed[2] or needed[3]
         if not trained_tables and k is not None:  # then each output depends on its own input alone
@@ -126,7 +140,7 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *y_grads):
-        return _backward(ctx, y_grads, _rotate_gradients)
+        return *_backward(ctx, y_grads, _rotate_gradients), *(None,) * 5
 
 
 _apply = super(torch.autograd.Function, _Rotation).apply
@@ -141,12 +155,12 @@ class _TransformedRotation(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(q, k, cos, sin, positions, first_position, options, inplace):
+    def forward(q, k, cos, sin, positions, first_position, options):
         return _rotate_batches(q, k, Where.of(cos, sin, positions, first_position, options))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        q, k, cos, sin, positions, ctx.first_position, ctx.options, _ = inputs
+        q, k, cos, sin, positions, ctx.first_position, ctx.options = inputs
         ctx.save_for_backward(cos, sin, positions, q, k)
         ctx.save_for_forward(cos, sin, positions, q, k)
         ctx.set_materialize_grads(False)
@@ -154,10 +168,10 @@ class _TransformedRotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *y_grads):
         # The recorded rotation removes the wrappers of transforms that have ended; a plain rotation would keep them.
-        return _backward(ctx, y_grads, rotate_recorded)
+        return *_backward(ctx, y_grads, rotate_recorded), None, None, None
 
     @staticmethod
-    def vmap(info, in_dims, q, k, cos, sin, positions, first_position, options, inplace):
+    def vmap(info, in_dims, q, k, cos, sin, positions, first_position, options):
         where = Where.of(cos, sin, positions, first_position, options)
         ys = rotate_batched(rotate_recorded, info.batch_size, in_dims[:5], q, k, where)
         return ys, 0 if k is None else (0, 0)
@@ -183,7 +197,7 @@ class _TransformedRotation(torch.autograd.Function):
 
 
 def _backward(ctx, y_grads, rotate) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of q, k, cos and sin, and None for the other arguments of the forward.
+    """The gradients of q, k, cos and sin.
 
     Args:
         rotate: a function that rotates into new tensors and that autograd can differentiate again.
@@ -200,7 +214,7 @@ def _backward(ctx, y_grads, rotate) -> tuple[torch.Tensor | None, ...]:
     table_grads = (None, None)
     if any(ctx.needs_input_grad[2:4]):
         table_grads = table_gradients((q, k), y_grads, where)
-    return *x_grads, *(None,) * (2 - len(x_grads)), *table_grads, None, None, None, None
+    return *x_grads, *(None,) * (2 - len(x_grads)), *table_grads
 
 
 def _rotate_gradients(q, k, where: Where):

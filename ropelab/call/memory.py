@@ -104,18 +104,18 @@ class DisjointCheck:
         self._found_disjoint: Remembered[tuple, bool] = Remembered(64)
         self._addresses: Remembered[tuple, bool] = Remembered(64)
 
-    def __call__(self, *tensors: torch.Tensor | None) -> None:
-        """Check the tensors, in the order of ``written`` and ``read``."""
-        at = tuple([x.data_ptr() for x in tensors if x is not None])
-        if at in self._addresses:  # a loop has the same tensors again and again
+    def __call__(self, addresses: tuple[int, ...], *tensors: torch.Tensor | None) -> None:
+        """Check the tensors, in the order of ``written`` and ``read``; ``addresses`` has those of all, in any order."""
+        if addresses in self._addresses:  # a loop has the same tensors again and again
             return
+        at = [x.data_ptr() for x in tensors if x is not None]
         meeting = tuple([(i, j, at[j] - at[i]) for i, j, low, high in self._pairs if low < at[j] - at[i] < high])
         if not self._found_disjoint or (meeting and meeting not in self._found_disjoint):
             count = len(self.written)
             written = dict(zip(self.written, tensors[:count], strict=True))
             check_disjoint(written, dict(zip(self.read, tensors[count:], strict=True)), self.same, self.where)
             self._found_disjoint.keep(meeting, True)
-        self._addresses.keep(at, True)
+        self._addresses.keep(addresses, True)
 
 
 def overlaps_itself(x: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ All others take an operator of the dispatcher, for torch.compile, torch.export a
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -27,6 +27,7 @@ from ropelab.call.where import SCHEMA, Options, Where, along_axes
 from ropelab.kernels import backend, uses_triton
 from ropelab.kernels.backends import forced_backend
 from ropelab.kernels.rotation import MAX_BATCH, MOST_ROWS
+from ropelab.kernels.tensors import addresses_of
 from ropelab.layout.seq_format import SEQ_AXIS, rank, to_bshd
 
 Tensors: TypeAlias = Sequence[Any]
@@ -39,19 +40,26 @@ class Prepared:
 
     Attributes:
         launch: ``launch(tensors, first_position, table_rows)``.
-        check_memory: the check of the memory that a call writes.
+        check_memory: the `DisjointCheck` of a call that writes, else None.
         seq_len: the tokens of a sequence.
         operation, options, numbers: what is called.
         on_host: the host sees the contents of tensors, and checks them in every call.
+        recorded: autograd records the calls.
     """
 
     launch: Callable[[Tensors, int, int], Any]
-    check_memory: DisjointCheck | None
+    check_memory: Any
     seq_len: int
     operation: Any = None
     options: Any = None
     numbers: tuple = ()
     on_host: bool = False
+    recorded: bool = False
+    at: Any = field(init=False)
+    """``at(addresses, tensors, first_position, table_rows)``, the launch where the addresses are known; or None."""
+
+    def __post_init__(self):
+        self.at = getattr(self.launch, "at", None)
 
     def __call__(self, given: Tensors, cos: Any, sin: Any, positions: Any, offsets: Any) -> Any:
         """Make a call, and return what it makes.
@@ -63,9 +71,9 @@ class Prepared:
         operation, options = self.operation, self.options
         if type(offsets) is not int:
             positions, offsets = offsets, 0
-        rows = MOST_ROWS if sin is None else min(cos.shape[-2], MOST_ROWS)
-        if self.check_memory is not None:
-            self.check_memory(*given, cos, sin, positions)
+        rows = MOST_ROWS if sin is None else cos.shape[-2]
+        if rows > MOST_ROWS:
+            rows = MOST_ROWS
         if self.on_host or (positions is None and offsets + self.seq_len > rows):
             where = Where.of(cos, sin, positions, offsets, options)
             if operation.check_contents is None:
@@ -77,9 +85,15 @@ class Prepared:
             if x.is_inference():
                 check_writable(operation.names, given[: operation.writes], operation.condition)
         made = operation.make(given, options, *self.numbers)
-        if written:  # autograd does not see a kernel write, and a function that saved a tensor must fail
-            increment_version(written)
-        self.launch((*given, *made, cos, cos if sin is None else sin, positions), offsets, rows)
+        tensors, at = (*given, *made, cos, cos if sin is None else sin, positions), self.at
+        addresses = addresses_of(tensors) if written or at is not None else ()
+        if written:
+            self.check_memory(addresses, *given, cos, sin, positions)
+            increment_version(written)  # autograd does not see a kernel write; a function that saved a tensor must fail
+        if at is None:
+            self.launch(tensors, offsets, rows)
+        else:
+            at(addresses, tensors, offsets, rows)
         return made
 
 
@@ -115,6 +129,7 @@ class Operation:
         condition: the words of a message for a call in place.
         heads: the given tensors whose class and device decide for all; the first has the tokens. By default those are
             the first two that are only read.
+        records: its caller lets autograd record a call that `look_up` finds.
         checks_addresses: ``check_contents`` looks at addresses as well, so calls on a GPU make it, too.
     """
 
@@ -130,6 +145,7 @@ class Operation:
     same: Mapping[str, str] = field(default_factory=dict)
     condition: str = ""
     heads: tuple[int, ...] = ()
+    records: bool = False
     checks_addresses: bool = False
     dispatched: Callable[..., Any] = field(init=False, repr=False)
     """The operator of PyTorch's dispatcher that `operator` made."""
@@ -147,11 +163,11 @@ class Operation:
         offsets: Any,
         axes: Any = None,
         rotary_slice: Any = None,
-    ) -> tuple[Hashable | None, Prepared | None]:
+    ) -> tuple[tuple | None, Prepared | None]:
         """The key of a call as its caller wrote it, and what earlier calls with this key prepared.
 
-        Nothing is prepared, and there is no key, where autograd, a compiler, a transform or a mode sees the call, where
-        a class of tensors takes PyTorch's operations over, and where the host makes a tensor for the call.
+        There is no key where a compiler, a transform or a mode sees the call, or autograd without `records`, and where
+        the host makes a tensor for the call.
 
         Args:
             said: the arguments that are neither tensors nor named here.
@@ -166,20 +182,26 @@ class Operation:
             return None, None
         tensors = *given, cos, sin, positions
         try:
-            if torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in tensors]):
-                return None, None
+            recorded = False
+            if torch.is_grad_enabled():
+                for x in tensors:
+                    if x is not None and x.requires_grad:
+                        if not self.records:
+                            return None, None
+                        recorded = True
+                        break
             key = (
-                self, forced_backend(), said, *map(type, said), type(offsets), axes, rotary_slice,
+                self, recorded, forced_backend(), said, *map(type, said), type(offsets), axes, rotary_slice,
                 *_types(axes), *_types(rotary_slice), *_properties(tensors),
             )  # fmt: skip
             return key, prepared_calls.get(key)
         except _WITHOUT_KEY:
             return None, None
 
-    def remember(self, key: Hashable | None, given: Tensors, where: Where, *numbers: Hashable) -> None:
+    def remember(self, key: tuple | None, given: Tensors, where: Where, *numbers: Hashable) -> None:
         """Let calls with ``key``, a key of `look_up`, share what the call with these arguments has prepared."""
         if key is not None and (prepared := prepared_calls.get(self._key(given, where, numbers))) is not None:
-            prepared_calls.keep(key, prepared)
+            prepared_calls.keep(key, replace(prepared, recorded=key[1]))
 
     def _key(self, given: Tensors, where: Where, numbers: tuple) -> Hashable | None:
         angles, positions, _, options = where

@@ -35,7 +35,7 @@ def _make(given, options: Options) -> Sequence[torch.Tensor | None]:
     return torch.empty_like(q), None if k is None else torch.empty_like(k)
 
 
-ROTATE = Operation("rotate", "rotate", RotateTensors, ("q", "k"), _check, _make)
+ROTATE = Operation("rotate", "rotate", RotateTensors, ("q", "k"), _check, _make, records=True)
 ROTATE_IN_PLACE = Operation(
     "rotate", "rotate", RotateTensors, ("q", "k"), _check_in_place, lambda given, options: given,
     writes=2, condition=INPLACE, heads=(0, 1),

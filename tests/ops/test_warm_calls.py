@@ -81,6 +81,26 @@ def test_autograd_records_it(torch_backend, warm, name):
     assert not any(y.requires_grad for y in results(name, copied(call)))
 
 
+@pytest.mark.parametrize("where", ["rows", "positions", "offsets", "frequencies"])
+@pytest.mark.parametrize("name", [name for name in ROPE if OPERATORS[name].function is ropelab.apply_rope])
+def test_a_recorded_call_has_the_gradients_of_the_first(device, name, where):
+    call = arguments(name, where)
+    leaves = [x for x in OPERATORS[name].leaves if x in call]
+    found = []
+    for _ in range(3):
+        recorded = {x: y.requires_grad_() if x in leaves else y for x, y in copied(call).items()}
+        ys = results(name, recorded)
+        grads = torch.autograd.grad(ys, [recorded[x] for x in leaves], [y.detach() for y in ys], create_graph=True)
+        found.append([*ys, *grads])
+        with torch.no_grad():
+            results(name, copied(call))
+    assert same(found[1], found[0]) and same(found[2], found[0])
+    with torch.inference_mode():
+        tables = {x: call[x].clone() for x in ("cos", "sin", "frequencies") if x in call}
+    with pytest.raises(ValueError, match="expected a tensor made outside of torch.inference_mode"):
+        results(name, {**copied(call), **tables, "q": call["q"].clone().requires_grad_()})
+
+
 @pytest.mark.parametrize("name", [name for name in LOOKED_UP if not OPERATORS[name].leaves])
 def test_what_autograd_would_need_is_refused(torch_backend, warm, name):
     call, _ = warm(name)
