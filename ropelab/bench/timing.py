@@ -90,18 +90,6 @@ def _table(status: Mapping[str, str], samples: Mapping[str, Sequence[float]]) ->
     return pd.DataFrame(rows, columns=["contender", "status", *QUANTILES, "samples"])
 
 
-def gpu_us(call: Call) -> float:
-    """The median GPU time of one call in microseconds: see `gpu_times`.
-
-    Raises:
-        RuntimeError: the call failed.
-    """
-    row = gpu_times({"call": lambda: [call]}).iloc[0]
-    if row.status != "ok":
-        raise RuntimeError(row.status)
-    return float(row.median_us)
-
-
 @dataclass(frozen=True)
 class _Graph:
     """A captured graph and the number of calls in it."""
