@@ -426,7 +426,9 @@ def plan_project(
     sequences, seq_len, _, head_dim = t.qkv.shape
     tokens, (width, inputs), has_cache = sequences * seq_len, t.weight.shape, t.slots is not None
     at: Any = t
-    strides = strides_of(at._replace(x=None, weight=None, qkv=t.qkv if has_cache else None))  # others have descriptors
+    strides = strides_of(at._replace(x=None, weight=None, qkv=None))  # they have descriptors
+    if has_cache:  # one token of each sequence may have any stride along the tokens
+        strides = strides._replace(qkv=(0, t.qkv[0, 0].numel(), head_dim))
     if t.positions is not None:
         strides = strides._replace(positions=(0, *t.positions.stride()[1:]))
         if t.positions.stride(0):  # the positions of all sequences are one row

@@ -9,7 +9,7 @@ from ropelab import qkv_rope, qkv_rope_and_cache
 from ropelab.call import projection_cache, projection_paths
 from ropelab.conformance.bounds import Arithmetic, exact, rotate_exactly, rotation_bound
 from ropelab.conformance.projection_bounds import product_bound, projected_pair_bound
-from ropelab.kernels import INTERPRETED, NO_POSITION
+from ropelab.kernels import INTERPRETED, NO_POSITION, uses_triton
 from ropelab.layout.pairing import LAYOUTS, pairs
 from tests.support import all_but_one, forget
 
@@ -262,6 +262,25 @@ def test_into_a_paged_cache(device, request, norm, three, one_kernel):
                 cache.view(-1, K_HEADS, D)[slot] = x[token]
     torch.testing.assert_close((found, *caches[0]), (q, *caches[1]))
     assert found.is_contiguous()
+
+
+@pytest.mark.parametrize("path", ["pass", "product"])
+def test_one_token_of_each_sequence_into_a_paged_cache(device, request, path):
+    """Along the tokens, an axis of one element, strides may be those of another axis."""
+    if not (path == "pass" or uses_triton(torch.empty(1, device=device))):
+        request.getfixturevalue("torch_backend")
+    dtype, dim, tokens = torch.float16, 64, 3
+    x, weight = (torch.randn(n, 48, device=device, dtype=dtype) for n in (tokens, 4 * dim))
+    options = tables(rotary_dim=dim, device=device) | {"q_heads": 2, "k_heads": 1, "path": path}
+    slots, found = torch.arange(tokens, device=device), []
+    for seq_format, sizes in (("thd", (tokens,)), ("bshd", (tokens, 1)), ("sbhd", (1, tokens))):
+        caches = [torch.zeros(1, 4, 1, dim, device=device, dtype=dtype) for _ in range(2)]
+        where = {"positions": torch.arange(tokens, device=device).view(sizes if seq_format == "thd" else (tokens, 1))}
+        given = {"x": x.view(*sizes, 48), "weight": weight, "slot_mapping": slots, "seq_format": seq_format, **where}
+        q = qkv_rope_and_cache(key_cache=caches[0], value_cache=caches[1], **given, **options)
+        found.append([q.view(tokens, 2, dim), *caches])
+    assert_same(found[1], found[0])
+    assert_same(found[2], found[0])
 
 
 @pytest.mark.parametrize("kind", ["across heads", "weight_offset", "after the rotation", "q_nope"])
