@@ -1,33 +1,24 @@
 """The studies of the kernel family: their workloads, their models of other grids, and their tables."""
 
 from dataclasses import replace
-from functools import partial
 
-import pandas as pd
 import pytest
 import torch
 
 import ropelab
 from ropelab import reference
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import dense, packages, packed, peak_memory, peers, qk_norm, studies, varlen_models
+from ropelab.bench import packages, packed, peers, qk_norm, studies, varlen_models
 from ropelab.bench.compare import compare
-from ropelab.bench.copies import PREFIX
 from ropelab.bench.peers import liger
-from ropelab.bench.workloads import DIRECTIONS, FORMATS, Cell, Workload
+from ropelab.bench.workloads import DIRECTIONS, Workload
 from ropelab.kernels import INTERPRETED
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.study.topics.performance import findings as family_findings
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Workload("small", 2, 3, 4, 2, 16, 16, torch.float32, first_position=3)
 PACKED = Workload("odd", 1, 11, 3, 0, 16, 16, torch.float32, seq_format="thd", lengths=(3, 0, 1, 5, 2, 0))
-IDENTITY = [
-    "cell", "batch", "seq_len", "q_heads", "k_heads", "head_dim", "rotary_dim", "dtype", "layout", "seq_format",
-    "storage", "direction", "bytes",
-]  # fmt: skip
-TIMES = ["contender", "status", "median_us", "q20_us", "q80_us", "samples", "fraction_of_copy"]
 
 
 # -------------------------------------------------------------------------------------------------- workloads
@@ -140,80 +131,9 @@ def test_in_place_rotates_views_of_qkv():
 # ------------------------------------------------------------------------------------------------------ tables
 
 
-@pytest.fixture
-def on_cpu(monkeypatch, called_once):
-    """Studies run on small tensors on the CPU, and time nothing."""
-    monkeypatch.setattr(Workload.buffers, "__defaults__", (1, "cpu", 0))
-    cells = (Cell(replace(SMALL, layout="split_half"), 0.9),)
-    for module in (dense, qk_norm, peak_memory):
-        monkeypatch.setattr(module, "DENSE_CELLS", cells)
-    monkeypatch.setattr(dense, "FEW_TOKENS_CELLS", (Cell(replace(SMALL, batch=1, seq_len=1), 1 / 1.2),))
-    only_ours = tuple(peer for peer in dense._ANY_FORMAT if peer.package is None)
-    monkeypatch.setattr(dense, "_ANY_FORMAT", only_ours)
-    # flash-attn counts as missing, because its kernel needs a GPU.
-    known = tuple(replace(p, package="no-such-package-ropelab") if p.package else p for p in peers.PEERS)
-    monkeypatch.setattr(peers, "PEERS", known)
-
-
-def right(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """The table, if it has these columns, and each of ours and the copies in it has a time."""
-    assert set(columns) == set(frame.columns)
-    timed = frame[frame.contender.str.startswith(("ropelab", PREFIX))]
-    assert (timed.status == "ok").all(), timed[["contender", "status"]]
-    assert timed.median_us.notna().all() and timed.fraction_of_copy.notna().all()
-    lost = frame[frame.status.str.startswith(("wrong", "failed"))]
-    assert lost.empty, lost[["contender", "status"]].to_dict("records")
-    return frame
-
-
-def test_formats(on_cpu, torch_backend):
-    frame = right(dense.formats(smoke=True), [*IDENTITY, *TIMES, "in_place", "bar"])
-    assert set(zip(frame.seq_format, frame.storage, strict=True)) == set(FORMATS) and set(frame.bar) == {0.95}
-    ours = frame[frame.contender.str.startswith("ropelab")]
-    sizes = ours.groupby(["seq_format", "storage", "layout", "direction"]).size().unstack()
-    assert (sizes.forward == 2).all() and (sizes.backward == 1).all()  # forward also in place
-    bars = family_findings.format_bars(frame.iloc[:0], frame)
-    assert [bar.what.split()[-1] for bar in bars] == ["sbhd", "bhsd", "qkv"] and {bar.cases for bar in bars} == {4}
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter, so no GPU; there test_studies_run has them")
-def test_packed(on_cpu, monkeypatch):
-    cases = [replace(PACKED, name=name) for name in (family_findings.ONE, family_findings.SKEWED)]
-    monkeypatch.setattr(packed, "packings", lambda: cases)
-    columns = [
-        "case", "n_seqs", "longest", "tokens", "heads", "head_dim", "dtype", "layout", "direction", "bytes",
-        "freqs_len", *TIMES,
-    ]  # fmt: skip
-    frame = right(packed.packed(), columns)
-    assert frame[["n_seqs", "longest", "tokens", "heads"]].drop_duplicates().values.tolist() == [[6, 5, 11, 3]]
-    lengths = frame[frame.freqs_len.notna()].groupby(["case", "contender"]).freqs_len.unique().to_dict()
-    packages = ("TransformerEngine 2.18", "TransformerEngine 2.20")
-    assert lengths == {
-        (family_findings.ONE, "legacy grid"): [11], (family_findings.SKEWED, "legacy grid"): [5],
-        **{(case, package): [11] for case in (family_findings.ONE, family_findings.SKEWED) for package in packages},
-    }  # fmt: skip
-    assert set(frame[frame.status.str.startswith("not run")].contender) == {"flash_attn", *packages}
-    forward, backward = (set(frame[frame.direction == direction].contender) for direction in DIRECTIONS)
-    assert forward - backward == {"ropelab with positions"}
-    assert [bar.cases for bar in family_findings.packed_bars(frame)] == [4, 8, 8]
-
-
-def test_qk_norm(on_cpu, torch_backend, monkeypatch):
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(qk_norm.qk_norm_in_qkv, "operators", lambda *_: ({}, {"vllm": "not run: it needs a GPU"}))
-    identity = [name for name in IDENTITY if name != "direction"]
-    frame = right(qk_norm.qk_norm(smoke=True), [*identity, "step", *TIMES])
-    ours = {"ropelab", "compiled separate", "compiled together", "eager separate"}
-    for (_, step), rows in frame.groupby(["layout", "step"]):
-        in_qkv = {"vllm"} if step == "forward" else set()
-        assert {name for name in rows.contender if not name.startswith(PREFIX)} == ours | in_qkv
-    assert set(frame.step) == set(qk_norm.STEPS)
-    assert [bar.cases for bar in family_findings.qk_norm_bars(frame)] == [2, 2]
-
-
 @pytest.mark.parametrize("wrong", ["weights", "layout", "gradient"])
-def test_a_wrong_norm_or_rotation_is_caught(on_cpu, wrong):
-    (buffers,) = SMALL.buffers()
+def test_a_wrong_norm_or_rotation_is_caught(torch_backend, wrong):
+    (buffers,) = SMALL.buffers(device="cpu")
     learned = qk_norm.weights(SMALL, "cpu")
     options = {"cos": buffers.cos, "sin": buffers.sin, "layout": "interleaved" if wrong == "layout" else "split_half"}
 
@@ -227,7 +147,9 @@ def test_a_wrong_norm_or_rotation_is_caught(on_cpu, wrong):
     assert qk_norm.status(rotate, SMALL, buffers, learned).startswith(f"wrong: {what} has relative error")
 
 
-def test_what_cannot_run_stays_in_the_table(on_cpu):
+def test_what_cannot_run_stays_in_the_table(called_once, monkeypatch):
+    monkeypatch.setattr(Workload.buffers, "__defaults__", (1, "cpu", 0))
+
     def bind(workload, cos, sin):
         raise NotImplementedError("contiguous tensors only\nand more")
 

@@ -10,7 +10,6 @@ import torch
 
 from ropelab import PackedSequences
 from ropelab.bench import records
-from ropelab.bench.packages import NotInstalled
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.transformer_engine import apply_rotary_pos_emb
 from ropelab.kernels import INTERPRETED
@@ -196,34 +195,6 @@ def test_cases_are_possible():
 
 
 @interpreted
-def test_kernels_are_checked_then_timed(monkeypatch, called_once):
-    def no_package(*_):
-        raise NotInstalled("no such package")
-
-    monkeypatch.setattr(measure.peers, "_with_version", no_package)
-    published = (*grids.CODE.names, *grids.PACKAGES.names)
-    names = (OLD, NEW, "ropelab", "flash_attn", measure.INTEROP)
-    chosen = [
-        measure.Case("table B", packings.remainder_last(3, 16), 16, steps=(measure.GIVEN, measure.SUMMED),
-                     contenders=(*names, *published)),
-        measure.Case("skew", packings.skewed(3, 8, 16, 4), 8, 2, 1, contenders=names[:3]),
-    ]  # fmt: skip
-    frame = measure.measure_kernels(chosen, measure.Scale(16, 2, 16, rounds=1), "cpu", torch.float32)
-    assert set(frame.columns) == {
-        *findings.CELL, "step", "contender", "status", "median_us", "q20_us", "q80_us", "samples", "same_bits"
-    }  # fmt: skip
-    lost = frame.contender.isin(("flash_attn", *published))
-    # The packages stand in for the file in the second case as well.
-    assert lost.sum() == 12 and frame[lost].status.str.startswith("not run: ").all()
-    assert set(frame[~lost].status) == {"ok"}
-    assert frame[frame.contender == NEW].same_bits.eq(True).all()
-    assert frame.groupby(["part", "step"]).size().to_dict() == {
-        ("skew", measure.GIVEN): 5, ("table B", measure.GIVEN): 9, ("table B", measure.SUMMED): 9
-    }  # fmt: skip
-    assert len(findings.times(frame)) == 2
-
-
-@interpreted
 def test_a_wrong_rotation_is_not_timed(monkeypatch, called_once):
     right = dispatch.STRATEGIES[dispatch.LINEAR]
     monkeypatch.setitem(
@@ -233,21 +204,6 @@ def test_a_wrong_rotation_is_not_timed(monkeypatch, called_once):
     frame = measure.measure_kernels([case], measure.Scale(8, 2, 16, rounds=1), "cpu", torch.float32)
     (row,) = frame[frame.contender == NEW].itertuples()
     assert row.status.startswith("wrong: ") and np.isnan(row.median_us) and row.same_bits is False
-
-
-@interpreted
-def test_the_layer(monkeypatch, called_once):
-    """The gradients of the layer equal autograd's gradients of the same layer with the definition's rotation."""
-    monkeypatch.setattr(layer, "attention", lambda q, k, v, **_: q * k + v)  # what there is needs a GPU
-    small = layer.Scale(tokens=8, hidden=32, heads=2, ffn=48, n_seqs=(3,), rounds=1)
-    frame = layer.measure_layer(small, "cpu", torch.float32)
-    published = {*grids.CODE.names, *grids.PACKAGES.names}
-    assert set(frame[~frame.contender.isin(published)].status) == {"ok"}
-    both = {OLD, NEW, "ropelab"} | published
-    assert set(frame[frame.what == layer.LAYER].contender) == both | {layer.WITHOUT}
-    assert set(frame[frame.what == layer.ALONE].contender) == both
-    assert set(frame.columns) >= {"what", "n_seqs", "longest", "tokens", "freqs_len", "median_us"}
-    assert findings.shares(frame).share.notna().sum() == 3
 
 
 @interpreted
