@@ -9,7 +9,6 @@ import torch
 
 from ropelab.interop.broadcast import formula
 from ropelab.interop.deepspeed import fused_rope_forward, patch
-from ropelab.kernels.launch import Launch
 from ropelab.study.documents.deepspeed.dispatch import rounding_bound
 from ropelab.study.documents.deepspeed.evidence import CALLERS
 from tests.conftest import HAS_GPU
@@ -34,15 +33,6 @@ def files():
     """DeepSpeed's sequence layer and FPDT layer."""
     with deepspeed_sequence() as modules:
         yield modules
-
-
-@pytest.fixture
-def launches(monkeypatch):
-    """The launches of the kernel, also in Triton's interpreter where there is no GPU."""
-    counted = []
-    original = Launch.__call__
-    monkeypatch.setattr(Launch, "__call__", lambda self, *arguments: (counted.append(self), original(self, *arguments)))
-    return counted
 
 
 def draw(t_shape, table_shape, dtype=torch.float64, table_dtype=None):

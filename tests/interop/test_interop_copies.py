@@ -14,12 +14,9 @@ import torch
 from ropelab import qkv_rope, rope_and_cache
 from ropelab.call import projection as paths_of
 from ropelab.interop.huggingface import caches, is_patched, patch, projections, unpatch
+from tests.interop import tiny
+from tests.interop.tiny import transformers
 
-transformers = pytest.importorskip("transformers")
-SIZES = {
-    "vocab_size": 40, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "attn_implementation": "eager",
-}  # fmt: skip
 OPTIONS = {
     "default": ("Llama", {}), "default_normed": ("Qwen3", {}), "qk_norm": ("Qwen3", {"qk_norm": True}),
     "projection": ("Llama", {"projection": True}),
@@ -54,9 +51,7 @@ def counts(monkeypatch):
 
 def build(name, dtype, seed=0):
     """A model with random weights, also of its norms."""
-    kind = getattr(transformers, f"{name}ForCausalLM")
-    torch.manual_seed(seed)
-    model = kind(kind.config_class(**SIZES | {"sliding_window": None})).eval()
+    model = tiny.build(name, seed=seed)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.3)
     return model.to(dtype)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
-from ropelab.kernels.launch import Launch
 from ropelab.study.documents.deepspeed.evidence import CALLERS
 from tests.conftest import HAS_GPU
 
@@ -21,15 +20,6 @@ OTHERS = [
     ("tables with more axes than t", (S, H, D), (1, S, 1, D)),
     ("tables that enlarge a rank", (D,), (S, D)),
 ]
-
-
-@pytest.fixture
-def launches(monkeypatch):
-    """The launches of the kernel, also in Triton's interpreter where there is no GPU."""
-    counted = []
-    original = Launch.__call__
-    monkeypatch.setattr(Launch, "__call__", lambda self, *arguments: (counted.append(self), original(self, *arguments)))
-    return counted
 
 
 def definition(t, cos, sin):

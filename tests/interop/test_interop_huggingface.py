@@ -12,7 +12,6 @@ from ropelab.interop.broadcast import formula
 from ropelab.interop.huggingface import apply_rotary_pos_emb, patch
 from ropelab.interop.huggingface.calls import CALLS
 from ropelab.interop.over_kernel import ForeignRotation
-from ropelab.kernels.launch import Launch
 from tests.conftest import HAS_GPU
 from tests.support import older
 
@@ -40,15 +39,6 @@ MODELS = {
         1,
     ),
 }  # fmt: skip
-
-
-@pytest.fixture
-def launches(monkeypatch):
-    """The launches of the kernel, also in Triton's interpreter where there is no GPU."""
-    counted = []
-    original = Launch.__call__
-    monkeypatch.setattr(Launch, "__call__", lambda self, *arguments: (counted.append(self), original(self, *arguments)))
-    return counted
 
 
 def build(name, dtype=torch.float64):

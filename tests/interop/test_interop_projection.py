@@ -8,12 +8,8 @@ import torch
 from ropelab import qkv_rope
 from ropelab.call import projection
 from ropelab.interop.huggingface import patch, projections
+from tests.interop import tiny
 
-transformers = pytest.importorskip("transformers")
-SIZES = {
-    "vocab_size": 40, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "pad_token_id": 0, "attn_implementation": "eager",
-}  # fmt: skip
 MODELS = {
     "Llama": {"attention_bias": True}, "Qwen2": {}, "Cohere": {}, "Mistral": {"head_dim": 16}, "Glm": {"head_dim": 8},
 }  # fmt: skip
@@ -21,9 +17,7 @@ TOKENS = torch.randint(1, 40, (2, 7), generator=torch.Generator().manual_seed(0)
 
 
 def build(name="Llama", dtype=torch.bfloat16, **options):
-    kind = getattr(transformers, f"{name}ForCausalLM")
-    torch.manual_seed(0)
-    return kind(kind.config_class(**SIZES | (options or MODELS.get(name, {})))).to(dtype).eval()
+    return tiny.build(name, dtype, **options or MODELS.get(name, {}))
 
 
 @pytest.fixture
@@ -250,7 +244,7 @@ def test_fully_sharded_layers(calls, torch_backend, tmp_path):
 @pytest.mark.gpu
 def test_on_a_gpu():
     """With the path of the library, whichever it is."""
-    sizes = {"hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2}
+    sizes = {"hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}
     model, exact = (build("Llama", dtype, **sizes).cuda() for dtype in (torch.bfloat16, torch.float64))
     exact.load_state_dict(model.state_dict())
     tokens = TOKENS.cuda().repeat(1, 300)

@@ -10,21 +10,11 @@ import torch
 
 from ropelab import rope_and_cache
 from ropelab.interop.huggingface import caches, patch
+from tests.interop.tiny import build, transformers
 
-transformers = pytest.importorskip("transformers")
-SIZES = {
-    "vocab_size": 40, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "attn_implementation": "eager",
-}  # fmt: skip
 MODELS = "Llama", "Qwen2", "Qwen3", "Mistral", "Cohere", "Glm", "Glm4", "Phi3", "Olmo2"
 TOKENS = torch.randint(1, 40, (2, 5), generator=torch.Generator().manual_seed(0))
 PADDED = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-
-
-def build(name="Llama", dtype=torch.float32, **options):
-    kind = getattr(transformers, f"{name}ForCausalLM")
-    torch.manual_seed(0)
-    return kind(kind.config_class(**SIZES | {"sliding_window": None} | options)).to(dtype).eval()
 
 
 @pytest.fixture
@@ -219,7 +209,7 @@ def test_layers_that_use_q_or_k_before_the_update_keep_two_steps(calls, torch_ba
 OVERFLOW = """
 import sys, torch
 from ropelab.interop.huggingface import patch
-from tests.interop.test_interop_static_cache import build, transformers
+from tests.interop.tiny import build, transformers
 model = build("Qwen3", torch.bfloat16, head_dim=64).cuda()
 cache = transformers.StaticCache(config=model.config, max_cache_len=7)
 hidden = torch.randn(2, 5, 32, device="cuda", dtype=torch.bfloat16)

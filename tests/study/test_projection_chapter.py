@@ -83,11 +83,8 @@ def of_sizes(eager: bool) -> pd.DataFrame:
 def test_what_the_rule_saves_of_drawn_sizes():
     frame = of_sizes(eager=True)
     assert findings.drawn(frame).path.tolist() == ["product", "product", "pass"]
-    said = findings.drawn_sentence(frame)
-    assert "kernel serves 2. The rule takes it for 2, and saves 50%" in said
-    assert "1 of 3 take more" in said and "8,193 x 1,024 x 6,144 (5.0%)" in said
-    said = findings.eager_sentence(frame)
-    assert "takes 1.20 of the time" in said and "faster in 0 of 3" in said and "slower in 2." in said
+    assert states(findings.drawn_sentence(frame), 2, 2, 50, 1, 3, 8193, 1024, 6144, 5.0)
+    assert states(findings.eager_sentence(frame), 1.20, 0, 3, 2)
     assert findings.by_gpu(of_sizes(eager=False), findings.eager_sentence) == []
 
 
@@ -98,11 +95,9 @@ def test_what_a_projection_costs_the_host():
         for call, more in costs.items()
         for name, us in ((host.STEPS, 80.0), (host.ONE_CALL, 80 + more))
     ])  # fmt: skip
-    assert "-2 to +3 us" in findings.host_sentence(frame) and "+9 us where" in findings.host_sentence(frame)
+    assert states(findings.host_sentence(frame), -2, 3, 9)
     cached = frame[frame.call == host.PLAIN].replace({host.STEPS: host.CACHED_STEPS, host.ONE_CALL: host.CACHED})
-    assert "takes -2 us beside a linear layer and `rope_and_cache`" in findings.host_sentence(
-        pd.concat([frame, cached])
-    )
+    assert states(findings.host_sentence(pd.concat([frame, cached])), -2, 3, 9, -2)
 
 
 def test_findings_speak_of_one_gpu_each():
