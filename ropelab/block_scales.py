@@ -10,7 +10,7 @@ import torch
 
 from ropelab.arguments import FLOAT32, check_tensor, flag, integer, single, tensor
 from ropelab.call.angles import given_tables
-from ropelab.call.block_scales import PACKED, SCALE_DTYPES, check_out, quantize, write
+from ropelab.call.block_scales import PACKED, QUANTIZE, SCALE_DTYPES, WRITE, check_out
 from ropelab.call.dispatcher import transformed
 from ropelab.call.memory import empty_heads
 from ropelab.call.refusals import renamed
@@ -104,7 +104,7 @@ def rope_and_quantize(
             raise TypeError(f"scale_dtype: expected {scales.dtype}, the dtype of scales, got {scale_dtype}")
         _check_last_column(scales)
     try:
-        quantize((out, scales, None, x, None), where, *numbers)
+        QUANTIZE.run((out, scales, None, x, None), where, *numbers)
     except (TypeError, ValueError) as error:
         raise renamed(error, q="x") from error
     return out, scales
@@ -156,7 +156,7 @@ def rope_and_quantize_indexer(
     if weights_out is None:
         weights_out = torch.empty(weights.shape, dtype=torch.float32, device=q.device)
     try:
-        quantize((out, None, weights_out, q, weights), where, *numbers)
+        QUANTIZE.run((out, None, weights_out, q, weights), where, *numbers)
     except (TypeError, ValueError) as error:
         raise renamed(error, x="q") from error
     return out, weights_out
@@ -226,7 +226,7 @@ def rope_and_block_scaled_cache(
         integer("block_dim", block_dim, at_least=1),
     )
     q_out = empty_heads(q) if q_out is None else q_out
-    write((kv_cache, q_out, q, kv, slot_mapping), where, *numbers)
+    WRITE.run((kv_cache, q_out, q, kv, slot_mapping), where, *numbers)
     return q_out
 
 
@@ -270,7 +270,7 @@ def _prepared(
     round_first,
     weight_scale,
 ) -> tuple[Where, tuple]:
-    """The place of the tokens of ``x``, and the numbers of `call.block_scales.quantize`."""
+    """The place of the tokens of ``x``, and the numbers of `call.block_scales.QUANTIZE`."""
     _no_transform(name)
     try:
         check_tensor("q", x, (3,), "[tokens, heads, head_dim]")

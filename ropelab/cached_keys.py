@@ -4,7 +4,7 @@ import torch
 
 from ropelab.arguments import POSITION_DTYPES, check_tensor, integer
 from ropelab.call.angles import given_angles
-from ropelab.call.cached_keys import as_keys, run
+from ropelab.call.cached_keys import ROTATE, as_keys
 from ropelab.call.dispatcher import transformed
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.call.refusals import renamed
@@ -93,7 +93,7 @@ def rotate_cached_keys(
     angles = given_angles(cos, sin, frequencies)
     try:
         where = located(as_keys(cache, slots), angles, positions, 0, layout, None, "thd", rotary_slice)
-        run((cache, k_scale_cache, slots), where)
+        ROTATE.run((cache, k_scale_cache, slots), where)
     except (TypeError, ValueError) as error:
         raise renamed(error, positions="deltas", q="key_cache") from error
     return key_cache

@@ -8,7 +8,7 @@ from ropelab.arguments import check_tensor, flag, single
 from ropelab.call.angles import given_angles
 from ropelab.call.dispatcher import transformed
 from ropelab.call.memory import empty_heads
-from ropelab.call.paged_cache import Q_OUT, WRITE, write
+from ropelab.call.paged_cache import Q_OUT, WRITE
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.call.refusals import renamed
 from ropelab.call.where import located
@@ -157,7 +157,8 @@ def rope_and_cache(
     where = located(q, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
     norm = given_norm(q_weight, k_weight, eps, weight_offset, norm_first)
     given[Q_OUT] = q_out = empty_heads(q) if q_out is None else q_out
-    write(given, where, norm)
+    numbers = Norm(0.0) if norm is None else norm
+    WRITE.run(given, where, norm, flat=(numbers.eps, numbers.weight_offset, numbers.first))
     WRITE.remember(key, given, where, norm)
     return q_out
 

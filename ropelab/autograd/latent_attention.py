@@ -12,7 +12,7 @@ from ropelab.autograd.rotation import check_untransformed, needs_autograd, rotat
 from ropelab.autograd.rotation import differentiated as rotated
 from ropelab.call.checks import check_inplace_autograd, check_memory, check_recordable, check_writable
 from ropelab.call.dispatcher import copy_over, must_dispatch, transformed
-from ropelab.call.latent_attention import check_latent_arguments, check_tail, run_backward, run_forward, turn_tail
+from ropelab.call.latent_attention import ASSEMBLE, ASSEMBLE_BACK, TURN_TAIL, check_latent_arguments, check_tail
 from ropelab.call.memory import overlaps_itself
 from ropelab.call.where import Where
 
@@ -23,8 +23,14 @@ def differentiated(kv, k_pe, where: Where, copy_value: bool):
         check_latent_arguments((kv, k_pe), where)
         return _composed(kv, k_pe, where, copy_value)
     if not needs_autograd(kv, k_pe):
-        return run_forward(kv, k_pe, where, copy_value)
+        return _assembled(kv, k_pe, where, copy_value)
     return _Assembly.apply(kv, k_pe, *where.flat, copy_value)
+
+
+def _assembled(kv, k_pe, where: Where, copy_value: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Key and value. The value may be a view of kv, taken here: an operator of the dispatcher may not return one."""
+    key, *copied = ASSEMBLE.run((kv, k_pe), where, copy_value)
+    return key, copied[0] if copied else kv[..., where.options.slice(0)[0] :]
 
 
 def _composed(kv, k_pe, where: Where, copy_value: bool):
@@ -45,7 +51,7 @@ class _Assembly(torch.autograd.Function):
             check_recordable(cos=cos, sin=sin, positions=positions)
         ctx.save_for_backward(cos, sin, positions)
         ctx.first_position, ctx.options = first_position, options
-        return run_forward(kv, k_pe, Where.of(cos, sin, positions, first_position, options), copy_value)
+        return _assembled(kv, k_pe, Where.of(cos, sin, positions, first_position, options), copy_value)
 
     @staticmethod
     def backward(ctx, key_grad, value_grad):
@@ -60,7 +66,7 @@ def _transposed(key_grad, value_grad, where: Where):
         return _composed_transpose(key_grad, value_grad, where)
     if needs_autograd(key_grad, value_grad):
         return _Transpose.apply(key_grad, value_grad, *where.flat)
-    return run_backward(key_grad, value_grad, where)
+    return ASSEMBLE_BACK.run((key_grad, value_grad), where)
 
 
 def _composed_transpose(key_grad, value_grad, where: Where):
@@ -78,7 +84,7 @@ class _Transpose(torch.autograd.Function):
         ctx.save_for_backward(cos, sin, positions)
         ctx.first_position, ctx.options = first_position, options
         where = Where.of(cos, sin, positions, first_position, options)
-        return tuple(run_backward(key_grad, value_grad, where))
+        return ASSEMBLE_BACK.run((key_grad, value_grad), where)
 
     @staticmethod
     def backward(ctx, kv_grad, k_pe_grad):
@@ -112,7 +118,7 @@ def overwrite_tail(q, where: Where, consume: bool):
             check_inplace_autograd(q, None, where.angles)
         return copy_over((q,), (rotated(q, None, where, False),))[0]
     if not needs_autograd(q):
-        turn_tail(q, where)
+        TURN_TAIL((q,), where)
         return q
     check_memory(q, None, where.read)
     check_writable(("q",), (q,))
@@ -125,7 +131,7 @@ def overwrite_tail(q, where: Where, consume: bool):
 class _OverwrittenTail(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, cos, sin, positions, first_position, options, consume):
-        turn_tail(q, Where.of(cos, sin, positions, first_position, options))
+        TURN_TAIL((q,), Where.of(cos, sin, positions, first_position, options))
         if not consume:
             ctx.mark_dirty(q)
         ctx.save_for_backward(cos, sin, positions)
@@ -136,7 +142,7 @@ class _OverwrittenTail(torch.autograd.Function):
     def backward(ctx, grad):
         where = Where.of(*ctx.saved_tensors, ctx.first_position, ctx.options).transposed()
         if ctx.consume and _may_be_overwritten(grad):
-            turn_tail(grad, where)
+            TURN_TAIL((grad,), where)
         elif is_batched_gradient(grad):
             (grad,) = for_each_batched_gradient(lambda g: (rotated(g, None, where, False),), grad)
         else:

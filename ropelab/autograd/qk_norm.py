@@ -13,7 +13,7 @@ from ropelab.autograd.batching import for_each_batched_gradient, is_batched_grad
 from ropelab.autograd.rotation import needs_autograd, rotate_recorded
 from ropelab.call.checks import check_recordable
 from ropelab.call.dispatcher import transformed
-from ropelab.call.qk_norm import FORWARD, check_qk_norm_arguments, run_backward
+from ropelab.call.qk_norm import BACKWARD, FORWARD, check_qk_norm_arguments
 from ropelab.call.where import Where, along_axes
 from ropelab.kernels import NO_POSITION, rotate_torch
 from ropelab.layout.seq_format import from_bshd
@@ -59,7 +59,7 @@ class _QKNormRope(torch.autograd.Function):
     @staticmethod
     def forward(q, k, q_weight, k_weight, cos, sin, positions, first_position, options, eps):
         where = Where.of(cos, sin, positions, first_position, options)
-        return tuple(FORWARD.run((q, k, q_weight, k_weight), where, eps))
+        return FORWARD.run((q, k, q_weight, k_weight), where, eps)
 
     @staticmethod
     def setup_context(ctx, inputs, outputs):
@@ -104,7 +104,7 @@ def gradients(
 
 def _gradients(*arguments: Any):
     q, k, q_grad, k_grad, q_weight, k_weight, *flat, eps, weight_grads = arguments
-    return run_backward(q, k, q_grad, k_grad, q_weight, k_weight, Where.of(*flat), eps, weight_grads)
+    return BACKWARD.run((q, k, q_grad, k_grad, q_weight, k_weight), Where.of(*flat), eps, weight_grads)
 
 
 class _Gradients(torch.autograd.Function):

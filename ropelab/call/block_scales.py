@@ -3,7 +3,7 @@
 import torch
 
 from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor
-from ropelab.call.checks import check_no_grad, check_places, check_rope_arguments
+from ropelab.call.checks import check_places, check_rope_arguments
 from ropelab.call.operation import Operation, Tensors
 from ropelab.call.paged_cache_checks import check_adjacent, check_slots
 from ropelab.call.where import Where
@@ -119,38 +119,16 @@ def _check_write_contents(given: Tensors, where: Where, norm_eps: float, block_s
     check_slots(slots, len(kv_cache) * block_size, "kv_cache")
 
 
-QUANTIZE = ("out", "scales", "weights_out", "x", "weights")
-WRITE = ("kv_cache", "q_out", "q", "kv", "slot_mapping")
-"""The arguments of the calls, in the order of their tuples."""
-_QUANTIZE = Operation(
-    "block_scales", "quantize", QuantizeTensors, QUANTIZE, _check_quantize, writes=3,
+QUANTIZE = Operation(
+    "block_scales", "quantize", QuantizeTensors, ("out", "scales", "weights_out", "x", "weights"), _check_quantize,
+    writes=3,
     numbers=lambda dim, amax_epsilon, round_first, scale: (Blocks(dim, amax_epsilon, round_first), scale),
 )  # fmt: skip
-_QUANTIZE.operator(
+QUANTIZE.operator(
     "ropelab::rope_and_quantize", "int block_dim, float amax_epsilon, bool round_first, float weight_scale"
 )
-_WRITE = Operation(
-    "block_scales", "write", BlockScaledCacheTensors, WRITE, _check_write, writes=2, same={"q_out": "q"},
-    check_contents=_check_write_contents, checks_addresses=True,
+WRITE = Operation(
+    "block_scales", "write", BlockScaledCacheTensors, ("kv_cache", "q_out", "q", "kv", "slot_mapping"), _check_write,
+    writes=2, same={"q_out": "q"}, check_contents=_check_write_contents, checks_addresses=True,
 )  # fmt: skip
-_WRITE.operator("ropelab::rope_and_block_scaled_cache", "float eps, int block_size, int block_dim")
-
-
-def quantize(given: Tensors, where: Where, *numbers: float) -> None:
-    """Make a call with tensors in the order of `QUANTIZE`.
-
-    Args:
-        numbers: the features of a block, ``amax_epsilon``, ``round_first`` and the factor of the weights.
-    """
-    check_no_grad(QUANTIZE, given, where)
-    _QUANTIZE.run(given, where, *numbers)
-
-
-def write(given: Tensors, where: Where, *numbers: float) -> None:
-    """Make a call with tensors in the order of `WRITE`.
-
-    Args:
-        numbers: the epsilon of the norm, the tokens of a block of the cache and the features with a common scale.
-    """
-    check_no_grad(WRITE, given, where)
-    _WRITE.run(given, where, *numbers)
+WRITE.operator("ropelab::rope_and_block_scaled_cache", "float eps, int block_size, int block_dim")

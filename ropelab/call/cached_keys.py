@@ -3,19 +3,11 @@
 import torch
 
 from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor
-from ropelab.call.checks import check_no_grad, check_places, check_rope_arguments
+from ropelab.call.checks import check_places, check_rope_arguments
 from ropelab.call.operation import Operation, Tensors
 from ropelab.call.paged_cache_checks import CACHE_DTYPES, check_adjacent, check_made_scale
 from ropelab.call.where import Where
 from ropelab.kernels.tensors import CachedKeys
-
-NAMES = "key_cache", "k_scale_cache", "slots"
-
-
-def run(given: Tensors, where: Where) -> None:
-    """Make a call with tensors in the order of `NAMES`: through the dispatcher if `must_dispatch`, else directly."""
-    check_no_grad(NAMES, given, where)
-    _ROTATE.run(given, where)
 
 
 def as_keys(key_cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -54,7 +46,8 @@ def check_contents(given: Tensors, where: Where) -> None:
         raise ValueError(f"slots: expected slots that differ from each other, got slot {int(twice[0])} twice")
 
 
-_ROTATE = Operation(
-    "cached_keys", "rotate", CachedKeys, NAMES, check_call, check_contents=check_contents, writes=2, heads=(0,)
-)
-_ROTATE.operator("ropelab::rotate_cached_keys")
+ROTATE = Operation(
+    "cached_keys", "rotate", CachedKeys, ("key_cache", "k_scale_cache", "slots"), check_call,
+    check_contents=check_contents, writes=2, heads=(0,),
+)  # fmt: skip
+ROTATE.operator("ropelab::rotate_cached_keys")

@@ -4,8 +4,6 @@
 features that do.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from ropelab.arguments import dtype_name
@@ -14,25 +12,6 @@ from ropelab.call.operation import Operation
 from ropelab.call.where import Options, Where
 from ropelab.kernels.tensors import LatentGradients, LatentTensors, TailTensors
 from ropelab.layout.seq_format import check_heads
-
-
-def run_forward(kv, k_pe, where: Where, copy_value: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Assemble key and value.
-
-    Without ``copy_value`` the value is a view of kv, taken here: an operator of the dispatcher may not return one.
-    """
-    made = _FORWARD.run((kv, k_pe), where, copy_value)
-    return made[0], made[1] if copy_value else kv[..., where.options.slice(0)[0] :]
-
-
-def run_backward(key_grad, value_grad, where: Where) -> Sequence[torch.Tensor]:
-    """The gradients of kv and k_pe; ``where`` is the transposed rotation."""
-    return _BACKWARD.run((key_grad, value_grad), where)
-
-
-def turn_tail(q: torch.Tensor, where: Where) -> None:
-    """Rotate the last R features of every head of a plain q in place. Their layout may change, unlike in `rotation`."""
-    _TURN_TAIL((q,), where)
 
 
 def check_tail(q: torch.Tensor, where: Where) -> None:
@@ -86,16 +65,17 @@ def _make_gradients(given, options: Options) -> list[torch.Tensor]:
     return [kv_grad, key_grad.new_empty((*heads, end - first))]
 
 
-_FORWARD = Operation(
+ASSEMBLE = Operation(
     "latent", "forward", LatentTensors, ("kv", "k_pe"), check_latent_arguments, _make_heads,
     numbers=lambda copy_value: (),
 )  # fmt: skip
-_FORWARD.operator("ropelab::assemble_mla", "bool copy_value", "Tensor[]")
-_BACKWARD = Operation(
+ASSEMBLE.operator("ropelab::assemble_mla", "bool copy_value", "Tensor[]")
+ASSEMBLE_BACK = Operation(
     "latent", "backward", LatentGradients, ("key_grad", "value_grad"), lambda given, where: None, _make_gradients
 )
-_BACKWARD.operator("ropelab::assemble_mla_backward", "", "Tensor[]")
-_TURN_TAIL = Operation(
+ASSEMBLE_BACK.operator("ropelab::assemble_mla_backward", "", "Tensor[]")
+TURN_TAIL = Operation(
     "latent", "turn_tail", TailTensors, ("q",), lambda given, where: check_tail(given[0], where), writes=1,
     condition=INPLACE, heads=(0,),
 )  # fmt: skip
+"""The rotation of the last R features of every head in place. Their layout may change, unlike in `rotation`."""

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.autograd.graph import increment_version
 
-from ropelab.call.checks import check_places, check_writable
+from ropelab.call.checks import check_no_grad, check_places, check_writable
 from ropelab.call.dispatcher import PLAIN, is_subclass, must_dispatch, operator, watched
 from ropelab.call.memory import DisjointCheck, check_disjoint, is_plain, is_same_view
 from ropelab.call.remembered import Remembered
@@ -231,14 +231,16 @@ class Operation:
             raise
 
     def run(self, given: Tensors, where: Where, *numbers: Hashable, flat: tuple | None = None) -> Any:
-        """Make a call: through the dispatcher if `must_dispatch`, else directly.
+        """Make a call, through the dispatcher if `must_dispatch`, else directly, and return the tensors that it makes.
 
         Args:
             flat: the numbers of the operator, where they are others than those of the operation.
         """
+        if self.writes:
+            check_no_grad(self.names, given, where)
         i, j = self.heads[0], self.heads[-1]
         if not must_dispatch(given[i], given[j], (self.names[i], self.names[j])):
-            return self(given, where, *numbers)
+            return tuple([x for x in self(given, where, *numbers) if x is not None])
         self.check(given, where, *numbers)
         named, new = dict(zip(self.names, given, strict=True)), {}
         if self.writes and not torch.compiler.is_compiling():  # compilers cannot follow this check

@@ -1,9 +1,7 @@
 """The rotation that also writes into a paged cache, for plain tensors and as an operator of PyTorch's dispatcher."""
 
-from ropelab.call.checks import check_no_grad
 from ropelab.call.operation import Operation, Tensors
 from ropelab.call.paged_cache_checks import NAMES, check_call, check_contents
-from ropelab.call.where import Where
 from ropelab.kernels import Norm
 from ropelab.kernels.tensors import CacheTensors
 
@@ -12,13 +10,6 @@ WRITE = Operation(
     "paged_cache", "write", CacheTensors, NAMES, check_call, check_contents=check_contents, writes=9,
     same={"q_out": "q", "k_out": "k", "v_out": "v", "q_nope_out": "q_nope"},
 )  # fmt: skip
-
-
-def write(given: Tensors, where: Where, norm: Norm | None) -> None:
-    """Make a call with tensors in the order of `NAMES`."""
-    check_no_grad(NAMES, given, where)
-    flat = (0.0, 0.0, True) if norm is None else (norm.eps, norm.weight_offset, norm.first)
-    WRITE.run(given, where, norm, flat=flat)
 
 
 def _norm(given: Tensors, *flat) -> tuple[Norm | None]:

@@ -1,7 +1,5 @@
 """The RMS norm with the rotation, for plain tensors, and both directions as operators of PyTorch's dispatcher."""
 
-from collections.abc import Sequence
-
 import torch
 
 from ropelab.arguments import check_device, check_tensor, dtype_name
@@ -10,14 +8,6 @@ from ropelab.call.memory import empty_heads
 from ropelab.call.operation import Operation
 from ropelab.call.where import Options, Where
 from ropelab.kernels.tensors import NormGradients, NormTensors
-
-
-def run_backward(
-    q, k, q_grad, k_grad, q_weight, k_weight, where: Where, eps: float, weight_grads: bool
-) -> Sequence[torch.Tensor]:
-    """The gradients of q and k and, with ``weight_grads``, of their weights."""
-    made = BACKWARD.run((q, k, q_grad, k_grad, q_weight, k_weight), where, eps, weight_grads)
-    return made if weight_grads else made[:2]
 
 
 def check_qk_norm_arguments(given, where: Where, eps: float = 0.0) -> None:

@@ -149,8 +149,7 @@ def test_a_latent_cache(device, dtype, layout):
 
 def test_slots_that_stay(device, monkeypatch):
     """A slot beyond the cache, a negative slot, and a slot whose delta is NO_POSITION."""
-    unchecked = replace(cached_keys._ROTATE, check_contents=lambda *given: None)
-    monkeypatch.setattr(cached_keys, "_ROTATE", unchecked)
+    monkeypatch.setattr("ropelab.cached_keys.ROTATE", replace(cached_keys.ROTATE, check_contents=lambda *given: None))
     for dtype in (torch.float32, E4M3):
         call = Cached(device, dtype=dtype)
         scales = None if dtype != E4M3 else torch.ones(call.cache.shape[:3], device=call.cache.device)
