@@ -67,7 +67,7 @@ def apply_rope(
     """
     sharding, inplace = _Sharding(q, k, seq_format), flag("inplace", inplace)
     angles = given_angles(cos, sin, frequencies)
-    options |= {name: sharding.local_table(name, x) for name, x in angles.named.items()}
+    options |= {name: sharding.local_table(name, x) for name, x in angles.named.items() if x is not None}
     options |= sharding.local_positions(positions, offsets)
     local = rope.apply_rope(q.to_local(), None if k is None else k.to_local(), seq_format=seq_format, **options)
     ys = sharding.whole((local,) if isinstance(local, torch.Tensor) else local)
