@@ -271,7 +271,8 @@ def _read_off(maps: Maps) -> Iterator[Mistake]:
 
 
 def readings(calls: list[Seen], maps: Maps | None) -> list[str]:
-    """Return what the function does in words: sentences that together account for every wrong element of every call.
+    """Return what the function does in words: sentences that together account for every head of a token with a wrong
+    element, in every call.
 
     Args:
         calls: the calls that were watched, of which ``right`` is the definition.
@@ -296,8 +297,9 @@ def readings(calls: list[Seen], maps: Maps | None) -> list[str]:
 
 
 def _accounting(group: list[Seen], known: list[Mistake]) -> Mistake | None:
-    fits = (mistake for mistake in known if all(mistake.accounts_for(seen, seen.wrong) for seen in group))
-    return next(fits, None)
+    """Return the mistake that makes each head of a token that has a wrong element, with its right elements."""
+    heads = [(seen, np.broadcast_to(seen.wrong.any(-1, keepdims=True), seen.wrong.shape)) for seen in group]
+    return next((mistake for mistake in known if all(mistake.accounts_for(*one) for one in heads)), None)
 
 
 def _sentence(group: list[Seen], mistake: Mistake, calls: list[Seen]) -> str:

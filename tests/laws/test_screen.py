@@ -172,6 +172,19 @@ def test_equal_calls_with_a_right_and_a_wrong_result_are_told():
     assert calls.equal_differ([seen for _, _, seen in of_fault("rescaled_cache_stays").watched() if seen.defined])
 
 
+def axes_in_turn_to_the_end(q, k, cos, sin, positions, mrope_section, mrope_interleaved):
+    """The last pair reads another axis, as it would in blocks; the pairs before do not."""
+    pairs, axes = cos.shape[1], [i for i, n in enumerate(mrope_section) for _ in range(n)]
+    axes = [i % len(mrope_section) for i in range(pairs)] if mrope_interleaved else axes
+    rows = positions[torch.tensor(axes)].T.long(), torch.arange(pairs)
+    return tuple(correct.turn(x, cos[rows][:, None], sin[rows][:, None], "split_half") for x in (q, k))
+
+
+def test_a_mistake_that_would_make_right_elements_wrong_is_not_read():
+    shown = Held(axes_in_turn_to_the_end, "mrope").screen("axes")
+    assert shown.calls and not shown.reading, str(shown)
+
+
 def tail_doubled(x, cos, sin, *arguments, **options):
     y, tail = correct.flash_attn(x, cos, sin, *arguments, **options), 2 * cos.shape[-1]
     return torch.cat((y[..., :tail], 2 * y[..., tail:]), -1)
