@@ -34,11 +34,10 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 class Cached:
     """A cache of random keys, slots of which some do not exist or are to stay, and a delta for each."""
 
-    def __init__(self, device, *, heads=3, head_dim=16, rotary_dim=None, dtype=torch.float32, memory="NHD", count=9,
-                 slot_dtype=torch.int64):  # fmt: skip
+    def __init__(self, device, *, heads=3, head_dim=16, rotary_dim=None, dtype=torch.float32, memory="NHD", count=9):
         self.cache = cache_of(memory, BLOCKS, SIZE, heads, head_dim, dtype, device)
         self.cache.copy_(torch.randn(self.cache.shape))
-        self.slots = torch.randperm(BLOCKS * SIZE)[:count].to(device, slot_dtype)
+        self.slots = torch.randperm(BLOCKS * SIZE)[:count].to(device)
         self.slots[1::4] = -1
         self.deltas = torch.randint(-19, 20, (count,), device=device)
         cos, sin = ropelab.rotary_table(20, rotary_dim or head_dim, device=device)
@@ -110,21 +109,6 @@ def test_wider_tables(device, dtype):
     expected = call.expected(rows if dtype == torch.float64 else quantized(rows.float(), dtype, None).to(rows.device))
     call()
     assert_equal(call.cache, expected)
-
-
-def test_one_delta_for_all_slots(device):
-    first = Cached(device)
-    for delta in (
-        -5,
-        torch.tensor(-5, device=first.cache.device),
-        torch.tensor(-5, dtype=torch.int32).to(first.cache.device),
-    ):
-        call = Cached(device)
-        call.cache, call.slots = first.cache.clone(), first.slots
-        call.deltas = torch.tensor(-5, device=call.cache.device)
-        expected = call.expected(call.turned(call.rows(call.cache)))
-        call(deltas=delta)
-        assert_equal(call.cache, expected)
 
 
 @layouts

@@ -64,7 +64,7 @@ class Example:
 def example(
     device="cpu", *, batch=1, tokens=7, heads=(5, 3), head_dim=16, value_dim=None, rotary_dim=None, block_size=4,
     seq_format="thd", dtype=torch.float32, cache_dtype=None, layout="split_half", norm=False, memory="NHD",
-    positions=True, slot_dtype=torch.int64, slots=None,
+    positions=True, slots=None,
 ):  # fmt: skip
     """Random inputs, as views of one packed tensor; positions of either sign; every third token has no slot."""
     value_dim, cache_dtype = value_dim or head_dim, cache_dtype or dtype
@@ -90,20 +90,14 @@ def example(
         options["positions"] = torch.randint(-tokens - 19, tokens + 20, shape, device=device)
     if norm:
         options |= {"q_weight": torch.randn(head_dim).to(device), "k_weight": torch.randn(head_dim).to(device)}
-    return Example(q, k, v, *caches, slots.to(device, slot_dtype), options)
+    return Example(q, k, v, *caches, slots.to(device), options)
 
 
 def cache_of(memory, blocks, block_size, heads, dim, dtype, device):
-    """A cache ``[blocks, block_size, heads, dim]`` in some order of memory."""
-    shapes = {
-        "NHD": (blocks, block_size, heads, dim), "HND": (blocks, heads, block_size, dim),
-        "layers": (blocks, 3, block_size, heads, dim), "padded": (blocks, block_size, heads, dim + 8),
-        "one tensor": (1, 1, 1, 1),
-    }  # fmt: skip
-    x = torch.full(shapes[memory], POISON).to(device, dtype)
-    return {"HND": lambda: x.transpose(1, 2), "layers": lambda: x[:, 1], "padded": lambda: x[..., :dim]}.get(
-        memory, lambda: x
-    )()
+    """A cache ``[blocks, block_size, heads, dim]``; the memory "HND" has the heads before the slots of a block."""
+    if memory == "HND":
+        return torch.full((blocks, heads, block_size, dim), POISON).to(device, dtype).transpose(1, 2)
+    return torch.full((blocks, block_size, heads, dim), POISON).to(device, dtype)
 
 
 def assert_equal(actual, expected):

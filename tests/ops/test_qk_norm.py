@@ -160,28 +160,15 @@ def test_kernel_writes_nan_for_a_position_without_a_row():
         torch.testing.assert_close(y[..., 8:].double(), passed, rtol=1e-5, atol=0)
 
 
-def strided(x, kind):
-    batch, seq_len, heads, head_dim = x.shape
-    if kind == "part of qkv":
-        buffer = torch.full((batch, seq_len, heads + 3, head_dim), float("nan"), dtype=x.dtype, device=x.device)
-        return buffer[:, :, 1 : 1 + heads].copy_(x)
-    if kind == "part of a padded buffer":
-        buffer = torch.full((batch, seq_len + 1, heads, head_dim + 3), float("nan"), dtype=x.dtype, device=x.device)
-        return buffer[:, 1:, :, 3:].copy_(x)
-    if kind == "features outermost":
-        return x.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
-    return {"batches expanded": x[:1].expand_as(x), "one number": x.flatten()[0].expand_as(x)}[kind]
-
-
-@pytest.mark.parametrize(
-    "kind", ["part of qkv", "part of a padded buffer", "features outermost", "batches expanded", "one number"]
-)
-def test_strides_do_not_matter(device, kind):
+@pytest.mark.parametrize("kind", ["features outermost", "batches expanded", "one number"])
+def test_cotangents_of_any_strides(device, kind):
+    """The gradient of a sum is one number in all places."""
     one = case((2, 3, 4, 2, 16, 16), device)
-    inputs = [strided(t.detach(), kind).requires_grad_() for t in one.tensors[:2]]
-    weights = [torch.stack((w.detach(), w.detach()), dim=1)[:, 0].requires_grad_() for w in one.tensors[2:]]
-    Case((*inputs, *weights), one.grads, one.options).check()
-    Case(one.tensors, tuple(strided(g, kind) for g in one.grads), one.options).check()
+    made = {
+        "features outermost": lambda g: g.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0),
+        "batches expanded": lambda g: g[:1].expand_as(g), "one number": lambda g: g.flatten()[0].expand_as(g),
+    }[kind]  # fmt: skip
+    Case(one.tensors, tuple(map(made, one.grads)), one.options).check()
 
 
 @pytest.mark.parametrize("programs", [1, 2, 5, 7, 40])
