@@ -193,11 +193,12 @@ def test_an_edit_of_what_measures_changes_the_hash_of_those_that_reach_it(edit, 
     "edit, name",
     [
         (("rotate_triton", "def _rotate_kernel(", "# A comment.\ndef _rotate_kernel("), None),
+        (("stages_triton", '"""The product of the matrix', '"""Other words: the product of the matrix'), None),
         (("qk_norm_triton", "def _qk_norm_rope_kernel(", "def _qk_norm_rope_kernel(more, "), NORM),
         (("stages_triton", "def turn(", "def turn(more, "), "stages_triton.turn"),
         (("angles_torch", "COSINE = ", "COSINE = 1 + "), "angles_torch.COSINE"),
     ],
-    ids=["a comment", "a kernel", "a function that kernels call", "a constant"],
+    ids=["a comment", "a docstring", "a kernel", "a function that kernels call", "a constant"],
 )
 def test_an_edit_of_a_kernel_marks_the_records_that_launched_it(edit, name):
     read, launched = kernels(edit), 0
