@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Collection, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from ropelab.foreign import did_you_mean
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 POSITION_DTYPES = (torch.int32, torch.int64)
 FLOAT32 = torch.finfo(torch.float32)
+Word = TypeVar("Word", bound=str)
 
 
 def integer(name: str, value: Any, at_least: int | None = None, below: int | None = None) -> int:
@@ -86,7 +87,7 @@ def flag(name: str, value: Any) -> bool:
     raise TypeError(f"{name}: expected a bool, got {shown(value)}")
 
 
-def choice(name: str, value: Any, allowed: Collection[str]) -> str:
+def choice(name: str, value: Word, allowed: Collection[str]) -> Word:
     """Return ``value``, which must be one of the strings ``allowed``.
 
     Raises:

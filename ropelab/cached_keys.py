@@ -9,6 +9,7 @@ from ropelab.call.dispatcher import transformed
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.call.refusals import renamed
 from ropelab.call.where import located
+from ropelab.layout.pairing import Layout
 
 
 def rotate_cached_keys(
@@ -19,7 +20,7 @@ def rotate_cached_keys(
     cos: torch.Tensor | None = None,
     sin: torch.Tensor | None = None,
     frequencies: torch.Tensor | None = None,
-    layout: str = "split_half",
+    layout: Layout = "split_half",
     rotary_slice: tuple[int, int] | None = None,
     k_scale_cache: torch.Tensor | None = None,
 ) -> torch.Tensor:

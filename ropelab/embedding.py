@@ -19,8 +19,8 @@ from ropelab.arguments import POSITION_DTYPES, check_tensor, integer, shown, ten
 from ropelab.arguments import device as usable
 from ropelab.call.traced import recorded
 from ropelab.kernels import NO_POSITION
-from ropelab.layout.pairing import check_rotary_dim
-from ropelab.layout.seq_format import SEQ_AXIS, check_heads, check_seq_format, rank
+from ropelab.layout.pairing import Layout, check_rotary_dim
+from ropelab.layout.seq_format import SEQ_AXIS, SeqFormat, check_heads, check_seq_format, rank
 from ropelab.not_compiled import not_compiled
 from ropelab.rope import apply_rope
 
@@ -70,8 +70,8 @@ class RotaryEmbedding(torch.nn.Module):
         rope: Rope | int,
         *,
         base: float | None = None,
-        layout: str | None = None,
-        seq_format: str = "bshd",
+        layout: Layout | None = None,
+        seq_format: SeqFormat = "bshd",
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
@@ -88,7 +88,7 @@ class RotaryEmbedding(torch.nn.Module):
 
     @classmethod
     def from_config(
-        cls, config: Any, *, layer_type: str | None = None, layout: str | None = None, **options
+        cls, config: Any, *, layer_type: str | None = None, layout: Layout | None = None, **options
     ) -> "RotaryEmbedding":
         """The module for a model, from a configuration of transformers: see `rope_from_config`."""
         return cls(rope_from_config(config, layer_type=layer_type, layout=layout), **options)
@@ -259,7 +259,7 @@ def _shared_tables(rope: Rope, seq_len: int, dtype: torch.dtype, device: torch.d
     return tables
 
 
-def _unscaled(head_dim: int, base: float, layout: str) -> Rope:
+def _unscaled(head_dim: int, base: float, layout: Layout) -> Rope:
     """The rotation of all ``head_dim`` features by unscaled frequencies."""
     if not hasattr(head_dim, "__index__") or isinstance(head_dim, (bool, torch.Tensor)):
         hint = "" if isinstance(head_dim, (bool, float, str, torch.Tensor)) else ": see RotaryEmbedding.from_config"

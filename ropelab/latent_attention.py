@@ -15,7 +15,8 @@ from ropelab.call.latent_attention import check_tail
 from ropelab.call.memory import check_apart
 from ropelab.call.traced import recorded
 from ropelab.call.where import Where, located
-from ropelab.layout.seq_format import check_heads, check_seq_format
+from ropelab.layout.pairing import Layout
+from ropelab.layout.seq_format import SeqFormat, check_heads, check_seq_format
 
 
 def assemble_mla(
@@ -25,9 +26,9 @@ def assemble_mla(
     *,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    layout: str = "split_half",
-    out_layout: str | None = None,
-    seq_format: str = "bshd",
+    layout: Layout = "split_half",
+    out_layout: Layout | None = None,
+    seq_format: SeqFormat = "bshd",
     positions: torch.Tensor | None = None,
     offsets: int | torch.Tensor = 0,
     inverse: bool = False,
@@ -82,9 +83,9 @@ def assemble_mla_kv(
     *,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    layout: str = "split_half",
-    out_layout: str | None = None,
-    seq_format: str = "bshd",
+    layout: Layout = "split_half",
+    out_layout: Layout | None = None,
+    seq_format: SeqFormat = "bshd",
     positions: torch.Tensor | None = None,
     offsets: int | torch.Tensor = 0,
     inverse: bool = False,
@@ -134,9 +135,9 @@ def rotate_mla_query(
     *,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    layout: str = "split_half",
-    out_layout: str | None = None,
-    seq_format: str = "bshd",
+    layout: Layout = "split_half",
+    out_layout: Layout | None = None,
+    seq_format: SeqFormat = "bshd",
     positions: torch.Tensor | None = None,
     offsets: int | torch.Tensor = 0,
     inverse: bool = False,

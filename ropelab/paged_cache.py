@@ -14,7 +14,8 @@ from ropelab.call.refusals import renamed
 from ropelab.call.where import located
 from ropelab.kernels import Norm
 from ropelab.kernels.float8 import FLOAT8_DTYPES
-from ropelab.layout.seq_format import check_heads, check_seq_format
+from ropelab.layout.pairing import Layout
+from ropelab.layout.seq_format import SeqFormat, check_heads, check_seq_format
 
 
 def rope_and_cache(
@@ -33,8 +34,8 @@ def rope_and_cache(
     eps: float = 1e-6,
     weight_offset: float = 0.0,
     norm_first: bool = True,
-    layout: str = "split_half",
-    seq_format: str = "thd",
+    layout: Layout = "split_half",
+    seq_format: SeqFormat = "thd",
     positions: torch.Tensor | None = None,
     axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
@@ -173,7 +174,7 @@ def mla_rope_and_cache(
     cos: torch.Tensor | None = None,
     sin: torch.Tensor | None = None,
     frequencies: torch.Tensor | None = None,
-    layout: str = "split_half",
+    layout: Layout = "split_half",
     positions: torch.Tensor | None = None,
     axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,

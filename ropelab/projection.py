@@ -1,7 +1,7 @@
 """The public functions `qkv_rope` and `qkv_rope_and_cache`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.fx import Proxy
@@ -21,9 +21,11 @@ from ropelab.call.projection import (
     three,
 )
 from ropelab.call.projection_cache import run_into_cache
-from ropelab.call.projection_paths import PATHS
+from ropelab.call.projection_paths import PATHS, Path
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
+from ropelab.layout.pairing import Layout
+from ropelab.layout.seq_format import SeqFormat
 from ropelab.paged_cache import given_norm, made_scales, rope_and_cache
 
 Weight = torch.Tensor | Sequence[torch.Tensor]
@@ -42,13 +44,13 @@ def qkv_rope(
     q_weight: torch.Tensor | None = None,
     k_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
-    layout: str = "split_half",
-    seq_format: str = "bshd",
+    layout: Layout = "split_half",
+    seq_format: SeqFormat = "bshd",
     positions: torch.Tensor | None = None,
     axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
     rotary_slice: tuple[int, int] | None = None,
-    path: str = "auto",
+    path: Path = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The projection of hidden states to queries, keys and values, with the rotation of queries and keys.
 
@@ -127,8 +129,8 @@ def qkv_rope_and_cache(
     eps: float = 1e-6,
     weight_offset: float = 0.0,
     norm_first: bool = True,
-    layout: str = "split_half",
-    seq_format: str = "thd",
+    layout: Layout = "split_half",
+    seq_format: SeqFormat = "thd",
     positions: torch.Tensor | None = None,
     axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
@@ -144,7 +146,7 @@ def qkv_rope_and_cache(
     q_scale_out: torch.Tensor | None = None,
     k_scale_cache: torch.Tensor | None = None,
     v_scale_cache: torch.Tensor | None = None,
-    path: str = "auto",
+    path: Literal["auto", "pass", "product"] = "auto",
 ) -> torch.Tensor:
     """`qkv_rope` for inference with a paged cache: its k and v go into the caches.
 

@@ -12,6 +12,8 @@ from ropelab.call.checks import check_fixed_tables
 from ropelab.call.qk_norm import FORWARD
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
+from ropelab.layout.pairing import Layout
+from ropelab.layout.seq_format import SeqFormat
 
 
 def apply_qk_norm_rope(
@@ -23,8 +25,8 @@ def apply_qk_norm_rope(
     cos: torch.Tensor,
     sin: torch.Tensor,
     eps: float = 1e-6,
-    layout: str = "split_half",
-    seq_format: str = "bshd",
+    layout: Layout = "split_half",
+    seq_format: SeqFormat = "bshd",
     positions: torch.Tensor | None = None,
     axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,

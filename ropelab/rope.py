@@ -12,6 +12,8 @@ from ropelab.call.angles import given_angles
 from ropelab.call.rotation import ROTATE, ROTATE_IN_PLACE
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
+from ropelab.layout.pairing import Layout
+from ropelab.layout.seq_format import SeqFormat
 
 
 @overload
@@ -22,9 +24,9 @@ def apply_rope(
     cos: torch.Tensor | None = None,
     sin: torch.Tensor | None = None,
     frequencies: torch.Tensor | None = None,
-    layout: str = "split_half",
-    out_layout: str | None = None,
-    seq_format: str = "bshd",
+    layout: Layout = "split_half",
+    out_layout: Layout | None = None,
+    seq_format: SeqFormat = "bshd",
     positions: torch.Tensor | None = None,
     axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
@@ -40,9 +42,9 @@ def apply_rope(
     cos: torch.Tensor | None = None,
     sin: torch.Tensor | None = None,
     frequencies: torch.Tensor | None = None,
-    layout: str = "split_half",
-    out_layout: str | None = None,
-    seq_format: str = "bshd",
+    layout: Layout = "split_half",
+    out_layout: Layout | None = None,
+    seq_format: SeqFormat = "bshd",
     positions: torch.Tensor | None = None,
     axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
@@ -58,9 +60,9 @@ def apply_rope(
     cos: torch.Tensor | None = None,
     sin: torch.Tensor | None = None,
     frequencies: torch.Tensor | None = None,
-    layout: str = "split_half",
-    out_layout: str | None = None,
-    seq_format: str = "bshd",
+    layout: Layout = "split_half",
+    out_layout: Layout | None = None,
+    seq_format: SeqFormat = "bshd",
     positions: torch.Tensor | None = None,
     axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
@@ -75,9 +77,9 @@ def apply_rope(
     cos: torch.Tensor | None = None,
     sin: torch.Tensor | None = None,
     frequencies: torch.Tensor | None = None,
-    layout: str = "split_half",
-    out_layout: str | None = None,
-    seq_format: str = "bshd",
+    layout: Layout = "split_half",
+    out_layout: Layout | None = None,
+    seq_format: SeqFormat = "bshd",
     positions: torch.Tensor | None = None,
     axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,

@@ -11,32 +11,32 @@ import math
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 
 from ropelab.angles import frequencies, layers, model_types
 from ropelab.angles.rope_parameters import ANY_LENGTH, Rope
 from ropelab.arguments import choice, flag, integer, integers, number, numbers, sequence, shown
-from ropelab.layout.pairing import MOST_FEATURES, check_layout, check_rotary_dim
+from ropelab.layout.pairing import MOST_FEATURES, Layout, check_layout, check_rotary_dim
 from ropelab.positions import axes
 
 
 @overload
 def rope_from_config(
-    config: Any, *, layer_type: str | None = None, layer: None = None, layout: str | None = None,
+    config: Any, *, layer_type: str | None = None, layer: None = None, layout: Layout | None = None,
     seq_len: int | None = None,
 ) -> Rope: ...  # fmt: skip
 @overload
 def rope_from_config(
-    config: Any, *, layer_type: None = None, layer: int, layout: str | None = None, seq_len: int | None = None
+    config: Any, *, layer_type: None = None, layer: int, layout: Layout | None = None, seq_len: int | None = None
 ) -> Rope | None: ...
 def rope_from_config(
     config: Any,
     *,
     layer_type: str | None = None,
     layer: int | None = None,
-    layout: str | None = None,
+    layout: Layout | None = None,
     seq_len: int | None = None,
 ) -> Rope | None:
     """The rotation of a model, of its layers of one type, or of one layer, from a configuration of transformers.
@@ -106,8 +106,8 @@ def rope_of(
     seq_len: int | None = None,
 ) -> Rope:
     """The rotation that the results of `stated` describe; `rope_from_config` has the other arguments and the errors."""
-    given, name = layout, _model_type(settings)
-    layout, out_layout = _layouts(settings, name, layout)
+    name = _model_type(settings)
+    read, written = _layouts(settings, name, layout)
     seq_len = 0 if seq_len is None else integer("seq_len", seq_len, at_least=0, below=sys.maxsize)
     rope_type = _rope_type(parameters)
     if name in model_types.AXIAL_MODELS and rope_type == "default":
@@ -140,14 +140,14 @@ def rope_of(
         attention_factor=parameters.get("attention_factor", attention_factor),
         head_dim=head_dim,
         first_feature=head_dim - rotary_dim if name in model_types.LAST_FEATURES_MODELS else 0,
-        layout=layout,
-        out_layout=out_layout,
+        layout=read,
+        out_layout=written,
         axes=columns,
         max_seq_len=_max_seq_len(settings),
         lengths=lengths,
         remake=None
         if lengths == ANY_LENGTH
-        else partial(rope_of, model, stated_parameters, layer_type=layer_type, layout=given),
+        else partial(rope_of, model, stated_parameters, layer_type=layer_type, layout=layout),
         inferred=reader.inferred,
     )
 
@@ -452,7 +452,7 @@ def _model_type(settings: dict) -> str:
     return name
 
 
-def _layouts(settings: dict, name: str, given: str | None) -> tuple[str, str | None]:
+def _layouts(settings: dict, name: str, given: str | None) -> tuple[Layout, Layout | None]:
     if given is not None:
         check_layout(given)
     stated = settings.get("rope_interleave")
@@ -460,7 +460,7 @@ def _layouts(settings: dict, name: str, given: str | None) -> tuple[str, str | N
     if name in model_types.KNOWN_MODELS or not name and stated is not None:
         deinterleaves = name in model_types.DEINTERLEAVING_MODELS if stated is None else stated
         interleaved = deinterleaves or name in model_types.INTERLEAVED_MODELS
-        known = "interleaved" if interleaved else "split_half"
+        known: Layout = "interleaved" if interleaved else "split_half"
         if given not in (None, known):
             raise ValueError(f"layout: expected None or {known!r}, the layout of {name!r}, got {given!r}")
         return known, "split_half" if deinterleaves else None
@@ -469,7 +469,7 @@ def _layouts(settings: dict, name: str, given: str | None) -> tuple[str, str | N
         expected = "'split_half' or 'interleaved', as the model's own code pairs features"
         got = f"None for model_type {name!r}" + " with latent attention" * latent
         raise ValueError(f"layout: expected {expected}, got {got}, which is not known")
-    return given or "split_half", None
+    return cast(Layout, given or "split_half"), None
 
 
 # Key -> the values with which a model rotates.

@@ -10,7 +10,7 @@ from ropelab.angles import frequencies
 from ropelab.angles.table_free import fixed_point
 from ropelab.angles.tables import axial_tables, frequency_tables
 from ropelab.arguments import check_tensor, integer, integers, number, tensor
-from ropelab.layout.pairing import MOST_FEATURES, check_layout
+from ropelab.layout.pairing import MOST_FEATURES, Layout, check_layout
 from ropelab.positions import axes
 
 ANY_LENGTH = range(sys.maxsize)
@@ -46,8 +46,8 @@ class Rope:
     attention_factor: float = 1.0
     head_dim: int | None = None
     first_feature: int = 0
-    layout: str = "split_half"
-    out_layout: str | None = None
+    layout: Layout = "split_half"
+    out_layout: Layout | None = None
     axes: tuple[int, ...] | None = None
     max_seq_len: int | None = None
     lengths: range = ANY_LENGTH
@@ -159,7 +159,7 @@ class Rope:
         return fixed_point(self.inverse_frequencies, self.attention_factor, device=device)
 
 
-def axial_rope(axes_dims: Sequence[int], base: float = 10000.0, *, layout: str = "interleaved") -> Rope:
+def axial_rope(axes_dims: Sequence[int], base: float = 10000.0, *, layout: Layout = "interleaved") -> Rope:
     """The rotation of images and video, where ``axes_dims[a]`` features turn by the position along axis ``a``.
 
     Args:

@@ -15,11 +15,12 @@ exact: the least quarter of a microsecond with which no size of the first draw o
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
-PATHS = "auto", "pass", "product", "quack"
+Path: TypeAlias = Literal["auto", "pass", "product", "quack"]
+PATHS = get_args(Path)
 """See `ropelab.call.projection`; with "auto" a call takes the faster one of "pass" and "product"."""
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ropelab.arguments import DTYPES, dtype_name, tensor
 from ropelab.kernels.float8 import FLOAT8_DTYPES
-from ropelab.layout.pairing import join, pairs
+from ropelab.layout.pairing import Layout, join, pairs
 from ropelab.qk_norm import apply_qk_norm_rope
 from ropelab.rope import apply_rope
 
@@ -23,7 +23,7 @@ class Axes(NamedTuple):
     heads: int | None
 
 
-def formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str = "split_half") -> torch.Tensor:
+def formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: Layout = "split_half") -> torch.Tensor:
     """``x cos + turned(x) sin`` in torch operations, where ``turned`` takes every pair ``(x0, x1)`` to ``(-x1, x0)``.
 
     Every operation rounds to the dtype to which torch promotes ``x`` and the tables. The result has this dtype.
@@ -91,8 +91,8 @@ def rotate_in_one_launch(
     cos: torch.Tensor,
     sin: torch.Tensor,
     *,
-    layout: str = "split_half",
-    out_layout: str | None = None,
+    layout: Layout = "split_half",
+    out_layout: Layout | None = None,
     per_pair: bool = False,
     inverse: bool = False,
     trailing: bool = False,
@@ -139,7 +139,7 @@ def norm_and_rotate_in_one_launch(
     sin: torch.Tensor,
     *,
     eps: float,
-    layout: str = "split_half",
+    layout: Layout = "split_half",
     per_pair: bool = False,
 ) -> list[torch.Tensor] | None:
     """`ropelab.apply_qk_norm_rope` with tables that broadcast, or None where one launch cannot compute the results.

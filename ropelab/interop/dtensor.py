@@ -30,7 +30,7 @@ from ropelab.call.dispatcher import copy_over
 from ropelab.call.traced import one_node
 from ropelab.call.where import Options, check_one_start
 from ropelab.kernels import NO_POSITION
-from ropelab.layout.seq_format import SEQ_AXIS, check_seq_format, rank
+from ropelab.layout.seq_format import SEQ_AXIS, SeqFormat, check_seq_format, rank
 
 
 @one_node
@@ -41,7 +41,7 @@ def apply_rope(
     cos: torch.Tensor | None = None,
     sin: torch.Tensor | None = None,
     frequencies: torch.Tensor | None = None,
-    seq_format: str = "bshd",
+    seq_format: SeqFormat = "bshd",
     positions: torch.Tensor | None = None,
     offsets: int | torch.Tensor = 0,
     inplace: bool = False,
@@ -89,7 +89,7 @@ def apply_qk_norm_rope(
     *,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    seq_format: str = "bshd",
+    seq_format: SeqFormat = "bshd",
     positions: torch.Tensor | None = None,
     offsets: int | torch.Tensor = 0,
     **options: Any,

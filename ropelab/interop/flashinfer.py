@@ -28,6 +28,7 @@ from ropelab.call.traced import one_node
 from ropelab.interop.refusals import renamed
 from ropelab.interop.shapes import check_shape
 from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.layout.pairing import Layout
 from ropelab.paged_cache import rope_and_cache
 
 _OF_HEADS = {
@@ -98,7 +99,7 @@ def rope_quantize_fp8_append_paged_kv_cache(
     check_tensor("k_rope", k_rope, (2, 3), "[tokens, (heads,) rotary_dim]")
     latent, (tokens, _, rotary_dim) = k_rope.ndim == 2, q_rope.shape
     flag("enable_pdl", enable_pdl)
-    layout = "split_half" if flag("is_neox", is_neox) else "interleaved"
+    layout: Layout = "split_half" if flag("is_neox", is_neox) else "interleaved"
     _like_q("cos_sin_cache", cos_sin_cache, ("positions", rotary_dim), q_rope, DTYPES)
     _like_q("pos_ids", pos_ids, (tokens,), q_rope, POSITION_DTYPES)
     _like_q("k_rope", k_rope, (tokens, *k_rope.shape[1:-1], rotary_dim), q_rope)

@@ -10,6 +10,8 @@ import torch
 
 from ropelab.arguments import DTYPES
 from ropelab.interop.broadcast import norm_and_rotate_in_one_launch, rotate_in_one_launch
+from ropelab.layout.pairing import Layout
+from ropelab.layout.seq_format import SEQ_AXIS, SeqFormat
 from ropelab.rope import apply_rope
 
 
@@ -26,9 +28,9 @@ class Kind:
         trailing: tables narrower than a head rotate the last features instead of the first.
     """
 
-    layout: str
+    layout: Layout
     columns: str
-    out_layout: str | None = None
+    out_layout: Layout | None = None
     inverse: bool = False
     repeated: str | None = None
     trailing: bool = False
@@ -84,7 +86,7 @@ class Kind:
         return cos[..., : cos.shape[-1] // 2], sin[..., : sin.shape[-1] // 2]
 
 
-def _format_of(xs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> str | None:
+def _format_of(xs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> SeqFormat | None:
     """``"bhsd"`` or ``"bshd"`` where tables ``[B or 1, 1, S, W]`` or ``[B or 1, S, 1, W]`` serve all tensors, or None.
 
     A table of one token serves in either format, and the results are the same.
@@ -93,7 +95,8 @@ def _format_of(xs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor)
     same = cos.dtype == sin.dtype and cos.dtype in DTYPES and x.dtype in DTYPES and cos.device == sin.device
     if not same or len(table) != 4 or table != sin.shape or any(y.ndim != 4 for y in xs):
         return None
-    seq_format, seq = ("bhsd", 2) if table[1] == 1 and table[2] == x.shape[2] else ("bshd", 1)
+    seq_format: SeqFormat = "bhsd" if table[1] == 1 and table[2] == x.shape[2] else "bshd"
+    seq = SEQ_AXIS[seq_format]
     if table[3 - seq] != 1 or table[0] not in (1, x.shape[0]):
         return None
     for y in xs:

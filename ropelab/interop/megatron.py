@@ -34,6 +34,7 @@ from ropelab.interop.broadcast import check_tables, rotate_in_one_launch
 from ropelab.interop.patch import Patch, Place
 from ropelab.interop.refusals import renamed
 from ropelab.latent_attention import assemble_mla_kv, rotate_mla_query
+from ropelab.layout.pairing import Layout
 from ropelab.positions.packed import PackedSequences
 from ropelab.rope import apply_rope
 
@@ -265,7 +266,7 @@ def fused_apply_rotary_pos_emb(
         TypeError, ValueError: as `ropelab.apply_rope`, in the words of these arguments.
     """
     flag("transpose_output_memory", transpose_output_memory)
-    layout = "interleaved" if flag("interleaved", interleaved) else "split_half"
+    layout: Layout = "interleaved" if flag("interleaved", interleaved) else "split_half"
     return _rotated(t, freqs, layout, layout, mscale, inverse)
 
 
@@ -290,7 +291,7 @@ def fused_apply_rotary_pos_emb_thd(
         cp_size, cp_rank: the number of ranks that share every sequence, and the number of this rank.
         interleaved, mscale, inverse: as for `fused_apply_rotary_pos_emb`.
     """
-    layout = "interleaved" if flag("interleaved", interleaved) else "split_half"
+    layout: Layout = "interleaved" if flag("interleaved", interleaved) else "split_half"
     positions = _packed_positions("t", t, "cu_seqlens", cu_seqlens, cp_size, cp_rank)
     return _rotated_packed(t, freqs, positions, layout, layout, mscale, inverse)
 
@@ -325,7 +326,8 @@ def apply_rotary_pos_emb(
         mla = _of_config(config, "multi_latent_attention")
     else:
         mla = flag("mla_rotary_interleaved", mla_rotary_interleaved)
-    layout = out_layout = "interleaved" if _of_config(config, "rotary_interleaved") or mla else "split_half"
+    layout: Layout = "interleaved" if _of_config(config, "rotary_interleaved") or mla else "split_half"
+    out_layout = layout
     if not flag("mla_output_remove_interleaving", mla_output_remove_interleaving) and mla:
         out_layout = "split_half"
     how = {"layout": layout, "out_layout": out_layout, "mscale": mscale, "inverse": inverse, "halves": mla}
@@ -365,7 +367,7 @@ def _size_and_rank(cp_group: Any) -> tuple[int, int]:
     return size, integer("cp_group.rank()", cp_group.rank(), at_least=0, below=size)
 
 
-def _rotated(t, freqs, layout: str, out_layout: str, mscale: float, inverse: bool, halves: bool = False):
+def _rotated(t, freqs, layout: Layout, out_layout: Layout, mscale: float, inverse: bool, halves: bool = False):
     """The rotation of ``t`` by angles that broadcast against it."""
     cos, sin = _tables(freqs, mscale, inverse)
     check_tables({"t": t}, {"freqs": cos})
@@ -379,7 +381,9 @@ def _rotated(t, freqs, layout: str, out_layout: str, mscale: float, inverse: boo
     return rotated[0].contiguous()
 
 
-def _rotated_packed(t, freqs, positions, layout: str, out_layout: str, mscale: float, inverse: bool, halves=False):
+def _rotated_packed(
+    t, freqs, positions, layout: Layout, out_layout: Layout, mscale: float, inverse: bool, halves: bool = False
+):
     """The rotation of packed tokens by the angles of their positions."""
     shape = tensor("freqs", freqs).shape
     rotary_dim = shape[-1] if len(shape) == 4 and shape[1:3] == (1, 1) else 0

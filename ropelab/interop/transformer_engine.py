@@ -24,7 +24,8 @@ from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, choice, fla
 from ropelab.call.traced import one_node
 from ropelab.interop.refusals import renamed
 from ropelab.kernels import NO_POSITION
-from ropelab.layout.seq_format import SEQ_AXIS
+from ropelab.layout.pairing import Layout
+from ropelab.layout.seq_format import SEQ_AXIS, SeqFormat
 from ropelab.positions.packed import PackedSequences, context_parallel_positions
 from ropelab.rope import apply_rope
 
@@ -40,7 +41,7 @@ _CONTIGUOUS = torch.contiguous_format
 def apply_rotary_pos_emb(
     t: torch.Tensor,
     freqs: torch.Tensor,
-    tensor_format: str = "sbhd",
+    tensor_format: SeqFormat = "sbhd",
     start_positions: torch.Tensor | None = None,
     interleaved: bool = False,
     fused: bool = True,
@@ -95,7 +96,7 @@ def apply_fused_qkv_rotary_pos_emb(
     q_freqs: torch.Tensor,
     k_freqs: torch.Tensor,
     qkv_split_arg_list: Sequence[int],
-    tensor_format: str = "sbhd",
+    tensor_format: SeqFormat = "sbhd",
     start_positions: torch.Tensor | None = None,
     interleaved: bool = False,
     cu_seqlens: torch.Tensor | None = None,
@@ -270,5 +271,5 @@ def _widths(qkv: torch.Tensor, widths: Sequence[int]) -> tuple[int, int, int]:
     return widths
 
 
-def _layout(interleaved: bool) -> str:
+def _layout(interleaved: bool) -> Layout:
     return "interleaved" if flag("interleaved", interleaved) else "split_half"

@@ -9,7 +9,7 @@ RoPE rotates ``rotary_dim / 2`` planes, each spanned by a pair of features. A la
 Both layouts describe the same rotation after a fixed reordering of the features (`permutation`).
 """
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
 
 import torch
 
@@ -18,7 +18,8 @@ from ropelab.arguments import choice, integer
 if TYPE_CHECKING:
     import numpy
 
-LAYOUTS = ("split_half", "interleaved")
+Layout: TypeAlias = Literal["split_half", "interleaved"]
+LAYOUTS = get_args(Layout)
 MOST_FEATURES = 2**31
 """The bound of the number of features: no head has as many, and 32 bits can count them."""
 

@@ -4,6 +4,7 @@ The letters of a format name the axes: b = batch, s = sequence, h = heads, d = f
 """
 
 from collections.abc import Callable
+from typing import Literal, TypeAlias, get_args
 
 import torch
 
@@ -13,7 +14,8 @@ from ropelab.arguments import check_tensor, choice
 _SWAP_TO_BSHD = {"bshd": (-4, -4), "sbhd": (-4, -3), "bhsd": (-3, -2)}
 
 DENSE_FORMATS = tuple(_SWAP_TO_BSHD)
-SEQ_FORMATS = (*DENSE_FORMATS, "thd")
+SeqFormat: TypeAlias = Literal["bshd", "sbhd", "bhsd", "thd"]
+SEQ_FORMATS = get_args(SeqFormat)
 """The dense formats, and ``thd``, whose sequences lie one after another along one axis of tokens."""
 
 

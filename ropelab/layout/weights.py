@@ -11,14 +11,14 @@ nearly right scores at small distances.
 import torch
 
 from ropelab.arguments import integer, integers, tensor
-from ropelab.layout.pairing import check_layout, permutation
+from ropelab.layout.pairing import Layout, check_layout, permutation
 
 
 def convert_layout(
     x: torch.Tensor,
     head_dim: int,
-    source: str,
-    target: str,
+    source: Layout,
+    target: Layout,
     *,
     rotary_slice: tuple[int, int] | None = None,
     heads: int | None = None,

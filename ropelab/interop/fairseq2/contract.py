@@ -13,10 +13,10 @@ from ropelab.angles.tables import MOST_ROWS
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, choice, integer, number, shown, tensor
 from ropelab.arguments import device as usable
 from ropelab.interop.fairseq2.layouts import SeqsLayout, StateBag
-from ropelab.layout.pairing import check_rotary_dim
+from ropelab.layout.pairing import Layout, check_rotary_dim
 
 Impl = Literal["llama", "reference"]
-LAYOUTS = {"llama": "interleaved", "reference": "split_half"}
+LAYOUTS: dict[str, Layout] = {"llama": "interleaved", "reference": "split_half"}
 """``impl`` -> ropelab's name of the layout."""
 
 

@@ -12,6 +12,7 @@ from ropelab.call.traced import recorded
 from ropelab.interop.fairseq2.contract import LAYOUTS, Encoder, Impl
 from ropelab.interop.fairseq2.layouts import SeqsLayout, StateBag
 from ropelab.interop.refusals import renamed
+from ropelab.layout.seq_format import SeqFormat
 
 
 class KernelEncoder(Encoder):
@@ -62,7 +63,8 @@ class KernelEncoder(Encoder):
         tokens = 1 if seqs_layout.packed else 2
         # [N, S, E] has one head. All axes between S and E together are the heads.
         heads = seqs.unsqueeze(-2) if seqs.ndim == tokens + 1 else seqs.flatten(tokens, -2)
-        positions, seq_format = None, "bshd"
+        positions: torch.Tensor | None = None
+        seq_format: SeqFormat = "bshd"
         if isinstance(relative, torch.Tensor):
             positions, first = torch.where(relative >= 0, first + relative, NO_POSITION), 0
             seq_format = "thd" if seqs_layout.packed else "bshd"

@@ -5,7 +5,7 @@ import torch
 from ropelab.arguments import integer, tensor
 from ropelab.call.traced import one_node
 from ropelab.interop.broadcast import as_joined, check_tables, formula, promoted, rotate_in_one_launch
-from ropelab.layout.pairing import check_layout
+from ropelab.layout.pairing import Layout, check_layout
 
 
 @one_node
@@ -16,7 +16,7 @@ def apply_rotary_pos_emb(
     sin: torch.Tensor,
     unsqueeze_dim: int = 1,
     *,
-    layout: str = "split_half",
+    layout: Layout = "split_half",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate q and k in one launch, in the convention of most models of Hugging Face's Transformers.
 

@@ -9,6 +9,7 @@ import torch
 
 from ropelab.interop.serving.stand_ins import StandIn, Unlike, probe, random_heads
 from ropelab.interop.serving.vllm_writes import WRITES, Plan, take_over
+from ropelab.layout.pairing import Layout
 from ropelab.positions.axes import mrope_axes
 from ropelab.rope import apply_rope
 
@@ -245,7 +246,7 @@ def check_rotation(rotation: Any, head_size: int) -> None:
     q = torch.randn(8, 1, head_size, dtype=table.dtype, device=table.device)
     theirs = rotation.forward_native(positions, q.reshape(8, -1) if axes else q, q.reshape(8, -1) if axes else q)[0]
     cos, sin = rotation.cos_sin_cache.cpu().chunk(2, dim=-1)
-    layout = "split_half" if rotation.is_neox_style else "interleaved"
+    layout: Layout = "split_half" if rotation.is_neox_style else "interleaved"
     ours = apply_rope(
         q.cpu(), cos=cos, sin=sin, layout=layout, seq_format="thd", positions=positions.cpu(), axes=axes
     )  # fmt: skip

@@ -6,6 +6,7 @@ from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, flag, integ
 from ropelab.call.traced import one_node
 from ropelab.interop.refusals import renamed
 from ropelab.interop.sglang.split_tables import KEPT
+from ropelab.layout.pairing import Layout
 from ropelab.rope import apply_rope
 
 _FREQS_DTYPES = (*DTYPES, torch.complex64, torch.complex128)
@@ -52,7 +53,7 @@ def apply_rope_qk_inplace(
     if head_size is not None and integer("head_size", head_size) != q.shape[-1]:
         raise ValueError(f"head_size: expected q's last axis {q.shape[-1]}, got {head_size}")
     cos, sin = _tables(cos_sin_cache, q.shape[-1])
-    layout = "split_half" if flag("is_neox", is_neox) else "interleaved"
+    layout: Layout = "split_half" if flag("is_neox", is_neox) else "interleaved"
     batch, seq_len = q.shape[:2]
     if positions is not None:
         check_tensor("positions", tensor("positions", positions), (1,), "[tokens]", POSITION_DTYPES)

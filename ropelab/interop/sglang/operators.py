@@ -19,6 +19,8 @@ import torch
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, flag, integer, tensor
 from ropelab.call.traced import one_node
 from ropelab.interop.refusals import renamed
+from ropelab.layout.pairing import Layout
+from ropelab.layout.seq_format import SeqFormat
 from ropelab.rope import apply_rope
 
 
@@ -67,8 +69,9 @@ def rotary_embedding_cos_sin(
         cos, sin = (_rows_of_tokens(name, table, q) for name, table in (("cos", cos), ("sin", sin)))
     else:
         positions = _positions_of_tokens(positions, q)
-    layout = "interleaved" if flag("interleaved", interleaved) else "split_half"
-    seq_format, slice_ = "thd" if q.ndim == 3 else "bshd", (0, rotary_dim)
+    layout: Layout = "interleaved" if flag("interleaved", interleaved) else "split_half"
+    seq_format: SeqFormat = "thd" if q.ndim == 3 else "bshd"
+    slice_ = 0, rotary_dim
     try:
         apply_rope(
             q, k, cos=cos, sin=sin, layout=layout, seq_format=seq_format, rotary_slice=slice_, positions=positions,
@@ -128,8 +131,8 @@ def apply_rope_with_cos_sin_cache_inplace(
             f"positions: expected shape {tuple(q.shape[:-2])}, as the tokens of query, got {tuple(positions.shape)}"
         )
     cos, sin = cos_sin_cache.chunk(2, dim=-1)
-    seq_format = "thd" if tokens.ndim == 1 else "bshd"
-    layout = "split_half" if flag("is_neox", is_neox) else "interleaved"
+    seq_format: SeqFormat = "thd" if tokens.ndim == 1 else "bshd"
+    layout: Layout = "split_half" if flag("is_neox", is_neox) else "interleaved"
     try:
         apply_rope(
             q, k, cos=cos, sin=sin, layout=layout, seq_format=seq_format, positions=positions, axes=axes, inplace=True
