@@ -54,9 +54,14 @@ class Sizes:
         return 2 * self.pairs
 
     @property
+    def first(self) -> int:
+        """The first feature of a slice of a head that rotates."""
+        return 2 + self.pairs % 2
+
+    @property
     def head_dim(self) -> int:
-        """The features of a head of which a slice rotates, with two before it."""
-        return 2 + self.turning + max(1, self.rest - 2)
+        """The features of a head of which a slice rotates."""
+        return self.first + self.turning + max(1, self.rest - 2)
 
     @property
     def slots(self) -> torch.Tensor:
@@ -525,7 +530,7 @@ def arguments(name: str, where: str = "positions", **sizes: Any) -> Call:
     s = Sizes(**sizes)
     call = spec.tensors(s) | spec.options | _angles(where, spec, s)
     if "rotary_slice" in call:
-        call["rotary_slice"] = (2, 2 + s.turning)
+        call["rotary_slice"] = (s.first, s.first + s.turning)
     if "seq_format" in spec.parameters:
         call["seq_format"] = s.seq_format
     if "deltas" in spec.parameters:
