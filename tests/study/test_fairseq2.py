@@ -139,10 +139,7 @@ CASES = [
     ("FS-11", both(slower, f"contender == 'RRE llama' and {BACKWARD}", 1.5), HOLDS),  # beyond the document
     ("FS-11", both(swapped, "RE reference", "RRE llama"), FAILS),
     ("FS-11", without("contender != 'RE reference'"), UNTOLD),
-    ("FS-15", large(), HOLDS),
-    ("FS-15", tampered(slower, compiled, 1.2), LARGER),
-    ("FS-15", tampered(slower, halves, 8), LARGER),
-    ("FS-15", tampered(swapped, "RE llama", "RE reference"), FAILS),
+    ("FS-15", large(), UNTOLD),  # milliseconds of a GPU that the document does not name
 ]  # fmt: skip
 
 
@@ -159,6 +156,15 @@ def test_beyond_the_document_the_ways_to_reorder_are_compared(code, expected):
     frames = one("fairseq2_reorderings", reorderings, where="variant == 'unsqueeze, cat'", code=code)
     row = ledger_of({name: make() for name, make in frames.items()}, ["FS-09"]).loc["FS-09"]
     assert row.beyond.startswith(f"{expected}: ")
+
+
+@pytest.mark.parametrize("frames, expected", [
+    (large(), HOLDS), (tampered(slower, compiled, 1.2), LARGER), (tampered(slower, halves, 8), LARGER),
+    (tampered(swapped, "RE llama", "RE reference"), FAILS),
+])  # fmt: skip
+def test_beyond_the_document_the_milliseconds_of_the_reordering_are_compared(frames, expected):
+    beyond = ledger_of({name: make() for name, make in frames.items()}, ["FS-15"]).loc["FS-15", "beyond"]
+    assert beyond.startswith(expected) and "times the effect" not in beyond
 
 
 @pytest.mark.parametrize("claim, frames, expected", CASES, ids=[f"{n}-{case[0]}" for n, case in enumerate(CASES)])

@@ -39,7 +39,7 @@ from ropelab.bench.rows import is_right
 from ropelab.study.engine import judging, noise
 from ropelab.study.engine.expressions import evaluated, selected
 from ropelab.study.engine.noise import Interval
-from ropelab.study.engine.verdict import Outcome, Quantifier, Untold, Verdict
+from ropelab.study.engine.verdict import HOLDS, Quantifier, Untold, Verdict
 from ropelab.study.engine.words import value_range
 
 PROTOCOLS = DOCUMENT, CORRECTED = "document", "corrected"
@@ -131,8 +131,7 @@ class Comparison:
 
         Args:
             own_gpu: as `judging.size` takes it.
-            off: the relative distance of a library of this project from the published one. A cell whose outcome turns
-                within it is undecided.
+            off: the relative distance of a library of this project from the published one (`judging.of_build`).
 
         Raises:
             Untold: the record lacks a cell; the message begins with ``needs``.
@@ -140,11 +139,14 @@ class Comparison:
         """
         if self.expect is not None:
             return self._facts(frames, needs)
-        found, values = [], self.values(frames, needs)
+        found, values, turned = [], self.values(frames, needs), 0
         for cell, value in values.items():
-            verdict, other = (self._verdict(cell, x, frames, own_gpu) for x in (value, value.off_by(off)))
-            found.append(verdict if _outcome(verdict) is _outcome(other) else None)
-        return found, self._words(values)
+            one, other = (self._verdict(cell, x, frames, own_gpu) for x in (value, value.off_by(off)))
+            verdict = judging.of_build(one, other)
+            turned += verdict is HOLDS and one is not HOLDS
+            found.append(verdict)
+        within = f"; {turned} of {len(found)} cells hold within the {off:.1%} that our build is off" if turned else ""
+        return found, self._words(values) + within
 
     def _facts(self, frames: Frames, needs: str) -> tuple[list[Verdict | bool | None], str]:
         assert self.expect is not None
@@ -282,10 +284,6 @@ def judged(
     if off:
         missing = f"{needs}, with a build of the code that takes the published library's time (ours is {off:.1%} off)"
     return replace(judging.counted(cells, quantifier, missing), measured="; ".join(words))
-
-
-def _outcome(verdict: Verdict | bool | None) -> Outcome:
-    return judging.of_cell(verdict).outcome
 
 
 def _is(expected: Any, value: Any) -> bool:

@@ -72,7 +72,10 @@ def size(effect: Interval, stated: Interval, *, no_effect: float = 1.0, own_gpu:
         return FAILS
     if own_gpu and any(limit in found for limit in (SMALLEST, LARGEST)):
         return untold(NARROWER)
-    return Verdict(Outcome.LARGER if found.value > 1 else Outcome.SMALLER, sizes=(found.value, found.value))
+    larger = found.value > 1
+    return Verdict(
+        Outcome.LARGER if larger else Outcome.SMALLER, sizes=(found.value, found.value), ratio=bool(no_effect)
+    )
 
 
 def _in_stated(effect: Interval, stated: Interval, no_effect: float) -> Interval:
@@ -115,6 +118,18 @@ def below(effect: Interval, threshold: float) -> bool | None:
     return None if threshold in effect else effect.value < threshold
 
 
+def of_build(one: Verdict | bool | None, other: Verdict | bool | None) -> Verdict | bool | None:
+    """The verdict on a cell that a build of this project timed, by its interval and by one wider by what it is off.
+
+    The wider one decides between outcomes that refute nothing, as it does where it alone has the stated size. Between
+    others that differ the cell is undecided.
+    """
+    outcomes = {of_cell(found).outcome for found in (one, other)}
+    if len(outcomes) == 1:
+        return one
+    return other if outcomes <= {Outcome.HOLDS, Outcome.LARGER, Outcome.SMALLER} else None
+
+
 def of_cell(found: Verdict | bool | None, needs: str = NARROWER) -> Verdict:
     """The verdict on a cell: True, False and None (undecided) are verdicts too."""
     return found if isinstance(found, Verdict) else untold(needs) if found is None else fact(bool(found))
@@ -149,8 +164,8 @@ def counted(found: Sequence[Verdict | bool | None], quantifier: Quantifier, need
     elif failing:
         verdict = Verdict(Outcome.SOME_CELLS, cells=(holding, len(told)))
     elif sizes:
-        larger = math.prod(sizes) > 1
-        verdict = Verdict(Outcome.LARGER if larger else Outcome.SMALLER, sizes=(min(sizes), max(sizes)))
+        larger, ratio = math.prod(sizes) > 1, all(x.ratio for x in told)
+        verdict = Verdict(Outcome.LARGER if larger else Outcome.SMALLER, sizes=(min(sizes), max(sizes)), ratio=ratio)
     else:
         verdict = HOLDS
     return replace(verdict, undecided=undecided)

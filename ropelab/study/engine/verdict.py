@@ -67,6 +67,7 @@ class Verdict:
         basis: the second axis; None until the engine adds the basis that the claim states.
         measured: the measured figures in words.
         sizes: with LARGER and SMALLER, the least and the largest size of the effect, in stated sizes (`judging.size`).
+        ratio: whether these sizes are those of ratios, whose size is a logarithm, and not of times or shares.
         cells: with SOME_CELLS, the number of cells that hold, and the number of cells that can be told.
         undecided: the number of cells that the noise leaves open; they count nowhere.
         needs: with UNTOLD, the thing that is missing.
@@ -80,6 +81,7 @@ class Verdict:
     basis: Basis | None = None
     measured: str = ""
     sizes: tuple[float, float] | None = None
+    ratio: bool = True
     cells: tuple[int, int] | None = None
     undecided: int = 0
     needs: str = ""
@@ -104,7 +106,7 @@ class Verdict:
             said = "smaller and larger than stated"
         if self.outcome is Outcome.UNTOLD:
             return said
-        more = [f"{value_range(self.sizes)} times the effect"] if self.sizes else []
+        more = [f"{value_range(self.sizes)} times {'the effect' if self.ratio else 'as much'}"] if self.sizes else []
         if self.undecided:
             more.append(f"{self.undecided} cell{'s' * (self.undecided > 1)} undecided")
         return f"{said} ({'; '.join(more)})" if more else said

@@ -1,30 +1,42 @@
 """The rule of the claim on TransformerEngine#3057 that is more than a comparison, and remarks."""
 
+import numpy as np
 import pandas as pd
 
 from ropelab.study.documents.transformer_engine import evidence, findings
-from ropelab.study.documents.transformer_engine.grids import CODE, NEW, OLD, canonical
+from ropelab.study.documents.transformer_engine.grids import CODE, NEW, OLD, PACKAGES, canonical
 from ropelab.study.documents.transformer_engine.measure import SUMMED
-from ropelab.study.engine import noise
 from ropelab.study.engine.claims import Claim
-from ropelab.study.engine.judging import counted, near
 from ropelab.study.engine.ledger import remark, rule
-from ropelab.study.engine.verdict import Untold, Verdict
+from ropelab.study.engine.verdict import Untold, Verdict, fact
 from ropelab.study.engine.words import listed, value_range
+
+LINEAR = 0.99
+"""The least share of the variance of times that a line explains, where a claim states that they scale."""
 
 
 @rule("TE-01", "te_kernels")
 def rows_times_sequences(claim: Claim, kernels: pd.DataFrame) -> Verdict:
-    """The time must be that of the live blocks and one price for each empty block, in every launch of one rank."""
-    fit = findings.dead_block_fit(canonical(kernels, (CODE,)))
-    if fit.empty:
-        raise Untold(claim.needs)
-    apart = fit[OLD] / fit.fitted_us
-    cells = [near(noise.exact(one).widened(noise.FLOOR)) for one in apart]
-    return counted(cells, claim.quantifier).with_text(
-        f"{findings.block_price(fit)}; the time is {value_range(apart)} of that by this price in {len(fit)} launches",
-        ns=fit.ns_per_dead_block.median(), empty=fit.dead_blocks.max(), within=cells.count(True), fitted=len(fit),
-    )  # fmt: skip
+    """The times must lie on a rising line over the blocks: in table B as the document times it, beyond it in all
+    packings of one rank.
+    """
+    kernels = canonical(kernels, (CODE,))
+
+    def on_a_line(table: pd.DataFrame) -> Verdict:
+        table = table.dropna(subset=[OLD])
+        blocks = table.freqs_len * table.n_seqs
+        if len(table) < 3:  # a line goes through any two
+            raise Untold(claim.needs)
+        correlation, slope = blocks.corr(table[OLD]), np.polyfit(blocks, table[OLD], 1)[0]
+        ns, explained = 1000 * slope / 2, 100 * correlation**2
+        return fact(correlation > 0 and explained >= 100 * LINEAR).with_text(
+            f"{ns:.2f} ns for each block and pass, {blocks.min():,} to {blocks.max():,} blocks; a line explains "
+            f"{explained:.3f} % of the variance of {len(table)} times, all of {listed(table.tokens)} tokens",
+            ns=ns, most=blocks.max(), explained=explained, launches=len(table),
+        )  # fmt: skip
+
+    table_b = findings.times(kernels, SUMMED).query("part == 'table B'")
+    return on_a_line(table_b).beside(on_a_line(findings.times(kernels).query("cp_size == 1")))
 
 
 @remark("TE-01", "te_published_b")
@@ -58,6 +70,21 @@ def requests_of_a_warp(search: pd.DataFrame) -> str:
     row = search.set_index("n_seqs").loc[2401]
     asked = f"{row.warp_requests} requests of {evidence.THREADS} threads"
     return f"the threads of a warp ask for one address together: {asked}"
+
+
+@remark("TE-22", "te_kernels")
+def growth_with_one_search(kernels: pd.DataFrame) -> tuple[str, dict[str, object]]:
+    """The growth from one sequence, which needs no search, to the most, by the document's protocol."""
+    table = findings.times(kernels, SUMMED).query("part == 'table B'").set_index("n_seqs")
+    most = table.index.max()
+    grown = {
+        words: table[name][most] / table[name][1] - 1
+        for name, words in ((NEW, "every thread searches"), (PACKAGES.new, "one does"), ("ropelab", "none does"))
+    }
+    each = ", ".join(f"{by:+.1%} where {words}" for words, by in grown.items())
+    return f"from 1 to {most:,} sequences the time grows by {each} (ropelab)", {
+        "alone": table[PACKAGES.new][1] / table[NEW][1]
+    }
 
 
 @remark("TE-19", "te_kernels")
