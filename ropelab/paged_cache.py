@@ -143,9 +143,9 @@ def rope_and_cache(
         key_cache, value_cache, q_out, k_out, v_out, q_nope_out, *made, q, k, v, q_nope, slot_mapping, q_weight,
         k_weight, q_scale, k_scale, v_scale,
     ]  # fmt: skip
-    said = eps, weight_offset, norm_first, layout, seq_format, frequencies is None
+    words, numbers = (layout, seq_format, frequencies is None), (eps, weight_offset, norm_first)
     tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)
-    key, prepared = WRITE.look_up(said, given, *tensors, positions, offsets, axes, rotary_slice)
+    key, prepared = WRITE.look_up(words, numbers, given, *tensors, positions, offsets, axes, rotary_slice)
     if prepared is not None:
         given[Q_OUT] = q_out = empty_heads(q) if q_out is None else q_out
         prepared(given, *tensors, positions, offsets)
@@ -158,8 +158,8 @@ def rope_and_cache(
     where = located(q, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
     norm = given_norm(q_weight, k_weight, eps, weight_offset, norm_first)
     given[Q_OUT] = q_out = empty_heads(q) if q_out is None else q_out
-    numbers = Norm(0.0) if norm is None else norm
-    WRITE.run(given, where, norm, flat=(numbers.eps, numbers.weight_offset, numbers.first))
+    read = Norm(0.0) if norm is None else norm
+    WRITE.run(given, where, norm, flat=(read.eps, read.weight_offset, read.first))
     WRITE.remember(key, given, where, norm)
     return q_out
 

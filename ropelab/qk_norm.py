@@ -65,8 +65,10 @@ def apply_qk_norm_rope(
     """
     if isinstance(q, Proxy):
         return recorded(apply_qk_norm_rope, locals())
-    given, said = (q, k, q_weight, k_weight), (eps, layout, seq_format)
-    key, prepared = FORWARD.look_up(said, given, cos, sin, positions, offsets, axes, rotary_slice)
+    given = q, k, q_weight, k_weight
+    key, prepared = FORWARD.look_up(
+        (layout, seq_format), (eps,), given, cos, sin, positions, offsets, axes, rotary_slice
+    )
     if prepared is not None:
         return prepared(given, cos, sin, positions, offsets)
     where = located(q, given_tables(cos, sin), positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)

@@ -146,9 +146,9 @@ def apply_rope(
     if isinstance(q, Proxy):
         return recorded(apply_rope, locals())
     operation, given = ROTATE_IN_PLACE if inplace is True else ROTATE, (q, k)
-    said = layout, out_layout, seq_format, inverse, inplace, frequencies is None
+    words, flags = (layout, out_layout, seq_format, frequencies is None), (inverse, inplace)
     tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)
-    key, prepared = operation.look_up(said, given, *tensors, positions, offsets, axes, rotary_slice)
+    key, prepared = operation.look_up(words, flags, given, *tensors, positions, offsets, axes, rotary_slice)
     if prepared is not None:
         if prepared.recorded:
             return rotate_again(prepared, q, k, *tensors, positions, offsets)

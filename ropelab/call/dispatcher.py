@@ -18,7 +18,12 @@ def transformed() -> bool:
 
 def watched() -> bool:
     """Whether a compiler, a transform, forward mode or a dispatch mode sees the operations of a call."""
-    return torch.compiler.is_compiling() or transformed() or torch._C._len_torch_dispatch_stack() > 0
+    return (
+        torch.compiler.is_compiling()
+        or forward_ad._current_level >= 0  # `transformed`, without a call
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
 
 
 def must_dispatch(q: torch.Tensor | None, k: torch.Tensor | None, names: Sequence[str] = ("q", "k")) -> bool:

@@ -155,7 +155,8 @@ class Operation:
 
     def look_up(
         self,
-        said: tuple,
+        words: tuple,
+        numbers: tuple,
         given: Tensors,
         cos: Any,
         sin: Any,
@@ -170,7 +171,7 @@ class Operation:
         the host makes a tensor for the call.
 
         Args:
-            said: the arguments that are neither tensors nor named here.
+            words, numbers: the arguments that are strings, and the numbers and flags, of which equal ones may be wrong.
         """
         if watched():
             return None, None
@@ -191,8 +192,10 @@ class Operation:
                         recorded = True
                         break
             key = (
-                self, recorded, forced_backend(), said, *map(type, said), type(offsets), axes, rotary_slice,
-                *_types(axes), *_types(rotary_slice), *_properties(tensors),
+                self, recorded, forced_backend(), words, axes, rotary_slice,
+                numbers, *map(type, numbers), type(offsets),
+                *(() if axes is None else map(type, axes)), *(() if rotary_slice is None else map(type, rotary_slice)),
+                *_properties(tensors),
             )  # fmt: skip
             return key, prepared_calls.get(key)
         except _WITHOUT_KEY:
@@ -337,11 +340,6 @@ def check_plain(named: Iterable[tuple[str, Any]]) -> None:
     for name, x in named:
         if type(x) not in PLAIN and is_subclass(name, x) and not is_plain(x):
             raise TypeError(f"{name}: expected a plain tensor, got {type(x).__name__}")
-
-
-def _types(numbers: Iterable[Any] | None) -> Iterable[type]:
-    """The types of numbers, because 1, 1.0 and True are equal and only one of them is an axis."""
-    return () if numbers is None else map(type, numbers)
 
 
 def _properties(tensors: Iterable[Any]) -> list:
