@@ -98,7 +98,8 @@ def fifth(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(package.parent)
     monkeypatch.setattr(documents, "CLAIMS", claims)
     monkeypatch.setattr(ledger, "_RULES", dict(ledger._RULES))
-    monkeypatch.setattr(records, "_gpu", lambda: {"name": "NVIDIA H100 80GB HBM3"})
+    gpu = records.load("dense", gpu="nvidia-h100-80gb-hbm3").provenance["gpu"]
+    monkeypatch.setattr(records, "_gpu", lambda: gpu)
     frame = documents.documents()[2].module("studies").STUDIES["made_up_times"]()
     records.write("made_up_times", frame, measurements)
     yield claims, measurements

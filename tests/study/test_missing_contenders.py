@@ -15,7 +15,7 @@ WHERE = records.Selection(gpu=records.REFERENCE)
 NAMES = "contender", "way", "method", "version", "operator"
 """The columns that name a contender; a record has the first of them that its table has."""
 CLAIMS = load_claims(None)
-COMPUTED = cache(computed)
+COMPUTED, READ = cache(computed), cache(records._read)
 
 
 def contenders():
@@ -34,11 +34,9 @@ for one, *contender in contenders():
 @pytest.fixture
 def without(monkeypatch):
     """A function that takes a contender out of the record of a study."""
-    read = cache(records._read)
-
     def drop(study, column, name):
         def lacking(path):
-            record = read(path)
+            record = READ(path)
             if path.stem != study:
                 return record
             frame = record.frame[record.frame[column] != name].reset_index(drop=True)
