@@ -39,18 +39,17 @@ PIXEL = (
 )
 
 
+KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+
+
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     """A study of two notebooks, the second of which breaks: (folder, runs, problems, page)."""
     folder = tmp_path_factory.mktemp("study")
-    metadata = {
-        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
-        "language_info": {"name": "python"},
-    }
 
     def write(name, *cells):
         cells = [new_code_cell("size: int = 3\nsmoke: bool = False", metadata={"tags": ["parameters"]}), *cells]
-        nbformat.write(new_notebook(cells=cells, metadata=metadata), folder / name)
+        nbformat.write(new_notebook(cells=cells, metadata=KERNEL), folder / name)
 
     write(
         "01_good.ipynb",
@@ -94,10 +93,9 @@ def test_a_failing_cell_is_named_and_the_rest_is_kept(study):
 
 
 @pytest.mark.process
-def test_a_dead_kernel_is_a_failure_of_its_cell(tmp_path, study):
-    notebook = nbformat.read(study[0] / "02_bad.ipynb", as_version=4)
-    notebook.cells[1].source = "import os; os._exit(3)"
-    nbformat.write(notebook, tmp_path / "01_dead.ipynb")
+def test_a_dead_kernel_is_a_failure_of_its_cell(tmp_path):
+    cells = [new_code_cell("size: int = 3", metadata={"tags": ["parameters"]}), new_code_cell("import os; os._exit(3)")]
+    nbformat.write(new_notebook(cells=cells, metadata=KERNEL), tmp_path / "01_dead.ipynb")
     run = runner.run_notebook(tmp_path / "01_dead.ipynb", tmp_path / "build")
     assert run.failure.cell == 2 and "died" in run.failure.error.lower()
 

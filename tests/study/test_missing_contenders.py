@@ -34,6 +34,7 @@ for one, *contender in contenders():
 @pytest.fixture
 def without(monkeypatch):
     """A function that takes a contender out of the record of a study."""
+
     def drop(study, column, name):
         def lacking(path):
             record = READ(path)
