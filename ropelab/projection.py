@@ -8,9 +8,9 @@ from torch.fx import Proxy
 
 from ropelab.arguments import choice, integer, sequence, single, tensor
 from ropelab.autograd.projection import differentiated
-from ropelab.autograd.rotation import transformed
 from ropelab.call.angles import Tables, given_angles
 from ropelab.call.checks import check_fixed_tables, check_no_grad
+from ropelab.call.dispatcher import transformed
 from ropelab.call.memory import check_apart
 from ropelab.call.projection import (
     Call,

@@ -19,6 +19,7 @@ import torch
 from ropelab.autograd import qk_norm, rotation
 from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
 from ropelab.call.checks import check_recordable
+from ropelab.call.dispatcher import transformed
 from ropelab.call.projection import (
     Call,
     Heads,
@@ -37,7 +38,7 @@ from ropelab.call.where import Where
 
 def differentiated(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call):
     """q, k and v; autograd records the step where a caller differentiates it."""
-    if rotation.transformed():
+    if transformed():
         return _composed(x, weights, biases, norms, where, call)
     if not rotation.needs_autograd(x, *weights, *biases, *norms):
         return run_projection(x, weights, biases, norms, where, call)[:3]
@@ -89,7 +90,7 @@ def _gradients(ctx, grads: tuple[Any, Any, Any], needed: Sequence[bool]) -> list
     x, w0, w1, w2, q_weight, k_weight, cos, sin, positions, qkv = ctx.saved_tensors
     where = Where.of(cos, sin, positions, ctx.first_position, ctx.options)
     weights, norms, (*of_product, _, _), of_norms = _present(w0, w1, w2), (q_weight, k_weight), needed, needed[7:]
-    if torch.is_grad_enabled() or rotation.transformed():
+    if torch.is_grad_enabled() or transformed():
         qkv_grad, *norm_grads = _recorded(x, weights, qkv, norms, grads, where, ctx.heads, ctx.eps)
     else:
         qkv_grad, *norm_grads = run_gradient(*grads, qkv, norms, where, ctx.eps, any(of_norms))
@@ -108,7 +109,7 @@ def _recorded(
     else:
         q, k, _ = heads.split(qkv)
         made = qk_norm.gradients((q, k, *norms), (q_grad, k_grad), where, eps, True)
-        if torch.is_grad_enabled() and not rotation.transformed():  # qkv has lost its history
+        if torch.is_grad_enabled() and not transformed():  # qkv has lost its history
             made = _Once.apply(x, *three(weights), *made)
     q_grad, k_grad, *norm_grads = made
     return torch.cat([g.flatten(-2) for g in (q_grad, k_grad, v_grad)], -1), *norm_grads

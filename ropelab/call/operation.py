@@ -204,7 +204,8 @@ class Operation:
     def remember(self, key: tuple | None, given: Tensors, where: Where, *numbers: Hashable) -> None:
         """Let calls with ``key``, a key of `look_up`, share what the call with these arguments has prepared."""
         if key is not None and (prepared := prepared_calls.get(self._key(given, where, numbers))) is not None:
-            prepared_calls.keep(key, replace(prepared, recorded=key[1]))
+            _, recorded, *_ = key
+            prepared_calls.keep(key, replace(prepared, recorded=recorded))
 
     def _key(self, given: Tensors, where: Where, numbers: tuple) -> Hashable | None:
         angles, positions, _, options = where

@@ -22,8 +22,9 @@ import torch
 from ropelab.arguments import check_tensor, dtype_name
 from ropelab.call import operation
 from ropelab.call.checks import check_places, check_rope_arguments
+from ropelab.call.dispatcher import must_dispatch, operator
 from ropelab.call.memory import empty_heads
-from ropelab.call.operation import Operation, Prepared, check_plain, must_dispatch, operator, views_of
+from ropelab.call.operation import Operation, Prepared, check_plain, views_of
 from ropelab.call.projection_paths import Work, fastest
 from ropelab.call.qk_norm import BACKWARD, FORWARD, check_qk_norm_arguments
 from ropelab.call.rotation import ROTATE
