@@ -61,7 +61,7 @@ class Comparison:
         only: a second query of rows, for all tests of a document.
         quantity: an expression of columns, such as ``"buffers - result_buffers"``, in place of the time.
         scale: the unit of the quantity in units of the record: 1000 for milliseconds.
-        take: ``"each"`` cell, the ``"mean"`` of cells, or the ``"largest"`` of them.
+        take: ``"each"`` cell, the geometric ``"mean"`` of cells, or the ``"largest"`` of them.
         of: the columns whose cells a mean or a largest value keeps apart.
         protocol: one of `PROTOCOLS`.
         fails: whether contenders may fail in some cells, which then do not count.

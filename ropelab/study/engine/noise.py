@@ -9,6 +9,7 @@ wide below its number as above it, as a factor, so that the interval of a ratio 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 import pandas as pd
 
@@ -81,13 +82,12 @@ def _apart(row: pd.Series, name: str) -> float:
     return FLOOR if pd.isna(apart := row.get(name)) else max(FLOOR, float(apart))
 
 
-def mean(intervals: list[Interval]) -> Interval:
-    """The mean of numbers. Its noise does not average out, because it may be common to all numbers."""
-    count = len(intervals)
-    return Interval(
-        sum(x.low for x in intervals) / count, sum(x.value for x in intervals) / count,
-        sum(x.high for x in intervals) / count,
-    )  # fmt: skip
+def mean(ratios: list[Interval]) -> Interval:
+    """The geometric mean of ratios, whose reciprocal is the mean of the reciprocals.
+
+    Its noise does not average out, because it may be common to all ratios.
+    """
+    return Interval(*(geometric_mean(ends) for ends in zip(*((x.low, x.value, x.high) for x in ratios), strict=True)))
 
 
 def difference(first: Interval, second: Interval) -> Interval:

@@ -26,6 +26,7 @@ SUMMARY = ROOT / "data" / "documents" / "fairseq2_1213_summary.csv"
 DTYPES = ("float32", "bfloat16")
 DIRECTIONS = ("forward", "forward and backward")
 """The document states neither dtype nor direction; the first of each is its own, by what it says of its kernels."""
+LARGE = 2**27
 CELL = ["mode", "seq_len", "batch", "encoding_dim"]
 IMPLEMENTATIONS = ("RE llama", "RRE llama", "RE reference", "RRE reference")
 """The document's four columns: ``RotaryEncoder`` (RE) or ``ReferenceRotaryEncoder`` (RRE), and ``impl``."""
@@ -72,7 +73,8 @@ def summary() -> pd.DataFrame:
     """The means that the document prints, beside the means that follow from its log.
 
     Columns: mode, ratio, printed, of_ratios (the mean of the log's own ratios, which are rounded less), of_times (the
-        mean of the ratios of the printed milliseconds).
+        mean of the ratios of the printed milliseconds), of_inverses, of_large_inverses (the mean of the inverses of the
+        log's ratios, over all shapes and over those of at least `LARGE` features).
     """
     printed, found = pd.read_csv(SUMMARY), _log()
     rows = []
@@ -80,9 +82,11 @@ def summary() -> pd.DataFrame:
         stated = printed[printed.figure == f"mean RRE/RE {ratio}"].set_index("mode").value
         for mode, cells in found.groupby("mode"):
             times = cells[f"rre_{ratio}_ms"] / cells[f"re_{ratio}_ms"]
+            inverses, features = 1 / cells[f"stated_rre_over_re_{ratio}"], cells[CELL[1:]].prod(axis=1)
             rows.append({
                 "mode": mode, "ratio": ratio, "printed": stated[mode],
                 "of_ratios": cells[f"stated_rre_over_re_{ratio}"].mean(), "of_times": times.mean(),
+                "of_inverses": inverses.mean(), "of_large_inverses": inverses[features >= LARGE].mean(),
             })  # fmt: skip
     return pd.DataFrame(rows)
 
