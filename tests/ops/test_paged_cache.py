@@ -117,7 +117,7 @@ def test_features_that_pass_keep_every_bit(device):
 @pytest.mark.parametrize("slot", [28, 2**31 - 1, 2**31, 2**33, 2**62])
 def test_kernels_skip_slots_beyond_the_cache(device, slot, monkeypatch):
     unchecked = replace(paged_cache.WRITE, check_contents=lambda given, where, *numbers: None)
-    monkeypatch.setattr(paged_cache, "WRITE", unchecked)
+    monkeypatch.setattr("ropelab.paged_cache.WRITE", unchecked)
     call = example(device)
     call.slot_mapping[0], call.slot_mapping[3] = slot, -(2**62)
     kept = call.slot_mapping.clone()
