@@ -23,6 +23,7 @@ from ropelab.study.documents.transformer_engine import (
     packings,
     studies,
 )
+from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.sources import facts
 from tests.interpreter import any_address
 from tests.study.conftest import slower
@@ -320,6 +321,18 @@ def test_the_attention_is_causal_within_each_sequence():
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
+
+
+@pytest.mark.parametrize(
+    "power, outcome", [(1, "holds"), (0, "does not hold"), (-1, "does not hold"), (0.4, "does not hold")]
+)
+def test_only_a_time_on_a_rising_line_scales_with_the_blocks(power, outcome):
+    frame = of_pair(kernels(), grids.CODE)
+    old = frame.contender == grids.CODE.old
+    noise = np.random.default_rng(0).uniform(0.999, 1.001, old.sum())
+    frame.loc[old, "median_us"] = 1e4 * (frame.freqs_len * frame.n_seqs / 65536)[old] ** power * noise
+    (row,) = ledger({"te_kernels": frame}, document="transformer_engine", only=["TE-01"]).itertuples()
+    assert row.outcome == outcome and row.beyond.startswith(f"{outcome}: "), row.measured
 
 
 def test_a_layer_with_ropelab_beside_one_with_the_new_grid():
