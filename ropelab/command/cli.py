@@ -21,7 +21,7 @@ from rich.text import Text
 from ropelab.command.apart import ProcessEnd, hold_apart, report_apart
 from ropelab.command.destination import Destination
 from ropelab.command.process import Limits
-from ropelab.command.summary import in_words, summary, why_not_judged
+from ropelab.command.summary import NOTED, in_words, summary, to_note, why_not_judged
 from ropelab.command.vocabulary import CHOICES, CONVENTIONS, FAMILIES, FAMILY, MOST_TOKENS
 from ropelab.foreign import did_you_mean
 from ropelab.progress import ProgressLine
@@ -351,9 +351,9 @@ def _show(console: Console, target: str, outcome: ProcessEnd, verbose: bool, gue
         parts = ["\n".join(filter(None, (result["words"], result["traceback"]))) for result in results]
         parts[:0] = [] if outcome.screen is None else [in_words(outcome.screen)]
         console.print(Text("\n" + "\n\n".join(parts)), soft_wrap=True)
-    notes = [f"  - {law}: {found['message']}" for law, found in outcome.results.items() if found["status"] == "note"]
-    if notes:
-        lines = ("\nTo note, though no documented call has a wrong result:", *notes)
+    if noted := to_note(list(outcome.results.values())):
+        heading = NOTED["wrong" if outcome.failed else "right"]
+        lines = (f"\n{heading}:", *(f"  - {law}: {said}" for law, said in noted))
         console.print(Text("\n".join(lines)), soft_wrap=True)
 
 

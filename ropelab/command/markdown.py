@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ropelab.command.summary import failed, in_words
+from ropelab.command.summary import NOTED, failed, in_words, to_note
 
 FLAGS = {"inplace": "--inplace", "once_differentiable": "--once-differentiable", "norm_last": "--norm-last",
          "norm_across": "--norm-across", "table_free": "--table-free"}  # fmt: skip
@@ -29,7 +29,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     broken = failed(results)
     held = sum(result["status"] == "pass" for result in results)
     name = f"`{about['function']}`"
-    notes = [result for result in results if result["status"] == "note"]
+    notes = to_note(results)
     if found["verdict"] == "right":
         which = f"{held} laws of rotary position embedding" + (
             f", with {len(notes)} to note" if notes else " that apply"
@@ -50,8 +50,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     if found.get("screen"):
         yield from ("**What it does:**\n", "```text", in_words(found["screen"]), "```", "")
     if notes:
-        yield "**To note**, though no documented call has a wrong result:\n"
-        yield from (f"- `{result['law']}`: {_plain(result['message'])}" for result in notes)
+        yield f"**{NOTED['wrong' if broken else 'right'].replace('To note', 'To note**', 1)}:\n"
+        yield from (f"- `{law}`: {_plain(said)}" for law, said in notes)
         yield ""
     language, call = ("sh", _command(about)) if ":" in about["function"] else ("python", _call(about))
     yield from ("**To repeat this:**\n", f"```{language}", call, "```", "")

@@ -18,10 +18,13 @@ VERDICTS = ("right", "wrong", "not judged")
 the definition or the run ended before the last law."""
 FORMAT = 2
 """The version of the format of a report as JSON. A new key keeps the version; a key that changes or goes raises it."""
+NOTED = {"right": "To note, though no documented call has a wrong result", "wrong": "To note besides"}
+"""The heading of what is to note, by the verdict."""
 LINES = 21
 """The lines of a screen, which stand below a verdict."""
 FEW = 3
-"""The number of families of laws that are named."""
+"""The number of broken families that are named with their laws."""
+PACKAGE = Path(__file__).parents[1]
 LONGEST = 400
 """The number of characters of an exception's message that are told."""
 
@@ -103,9 +106,8 @@ def summary(results: Sequence[Mapping[str, Any]], screen: Mapping[str, Any] | No
     for result in broken:
         families.setdefault(FAMILY[result["law"]], []).append(result["law"])
     told = [f"{family} ({', '.join(laws)})" for family, laws in families.items()]
-    rest = len(told) - FEW
-    more = f" and {rest} more {'families' if rest > 1 else 'family'} of laws" if rest > 0 else ""
-    parts += [f"Broken: {', '.join(told[:FEW])}{more}; -v shows each with its counterexample."] if told else []
+    told[FEW:] = [*families][FEW:]
+    parts += [f"Broken: {', '.join(told)}; -v shows each with its counterexample."] if told else []
     return "\n\n".join(parts)
 
 
@@ -126,8 +128,24 @@ def _raised(traceback: str) -> Iterator[str]:
 
 
 def _owned(file: Path) -> int:
-    """Return 2 for a file of the user, 1 for an installed package, 0 for torch."""
+    """Return 2 for a file of the user, 1 for an installed package or this one, 0 for torch."""
     torch = find_spec("torch")
     if torch is not None and torch.origin and file.is_relative_to(Path(torch.origin).parent):
         return 0
-    return 2 - any(part in ("site-packages", "dist-packages") for part in file.parts)
+    return 2 - (PACKAGE in file.parents or any(part in ("site-packages", "dist-packages") for part in file.parts))
+
+
+def to_note(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the laws with something to note, and what; the exception that `summary` tells is there by its type."""
+    raised = [_begins(result["message"]) for result in failed(results) if result["status"] == "error"][:1]
+    found = []
+    for law, said in ((result["law"], result["message"]) for result in results if result["status"] == "note"):
+        before, _, error = said.partition(" (")
+        found.append((law, f"{before} (the {_begins(error)[0]} above)" if error and _begins(error) in raised else said))
+    return found
+
+
+def _begins(message: str) -> tuple[str, str]:
+    """Return the type of an exception and the beginning of its message, without extents and addresses."""
+    kind, _, said = message.partition(": ")
+    return kind, re.split(r"[\[\d]", said)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -70,34 +70,40 @@ EXTENTS: Extents = {
 }
 
 
-def in_common(wrong: list, right: list, circumstances: Circumstances, extents: Extents) -> str:
+def in_common(
+    wrong: list, right: list, circumstances: Circumstances, extents: Extents, others: Sequence = ()
+) -> tuple[str, int]:
     """Return what all wrong calls have and as few right calls as possible, in words; empty if nothing tells them apart.
 
-    One circumstance or its opposite is tried, an extent beyond a limit, then two circumstances together.
+    One circumstance or its opposite is tried, an extent beyond a limit, then two circumstances together. A single wrong
+    call has too much that others lack, so of it the law is told, or what no right call has.
+
+    Returns:
+        The words, and how many of ``others`` have the same.
     """
     if not right:
-        return ""
-    calls = wrong + right
+        return "", 0
+    calls = [*wrong, *right, *others]
     has = {words: np.array([holds(seen) for seen in calls]) for words, holds in circumstances.items()}
     for words, count in extents.items():
         longest = max(count(seen) for seen in right)
         has[f"more than {longest} {words}"] = np.array([count(seen) > longest for seen in calls])
     signed = {f"with {words}": mask for words, mask in has.items()}
     signed |= {_without(words): ~mask for words, mask in has.items() if not words.startswith("more")}
-    n = len(wrong)
-    signed = {words: mask for words, mask in signed.items() if mask[:n].all() and not mask[n:].all()}
-    pairs = ((f"{a} and {b}", signed[a] & signed[b]) for a, b in combinations(signed, 2))
+    n, end = len(wrong), len(wrong) + len(right)
+    signed = {words: mask for words, mask in signed.items() if mask[:n].all() and not mask[n:end].all()}
+    pairs = ((f"{a} and {b}", signed[a] & signed[b]) for a, b in combinations(signed if n > 1 else (), 2))
     for words, mask in (*signed.items(), *pairs):
-        if not mask[n:].any():
-            return words
+        if not mask[n:end].any():
+            return words, int(mask[end:].sum())
     laws = dict.fromkeys(seen.law for seen in wrong)
     if len(laws) <= 2 and not {seen.law for seen in right} & laws.keys():
-        return f"of the law{'s' * (len(laws) > 1)} {' and '.join(laws)}"
-    words, mask = min(signed.items(), key=lambda one: int(one[1][n:].sum()), default=("", np.ones(n + 1, bool)))
-    if mask[n:].mean() > 0.5:
-        return ""
-    others = int(mask[n:].sum())
-    return f"{words}, which holds for {others} right call{'s' * (others > 1)}, too"
+        return f"of the law{'s' * (len(laws) > 1)} {' and '.join(laws)}", sum(seen.law in laws for seen in others)
+    words, mask = min(signed.items(), key=lambda one: int(one[1][n:end].sum()), default=("", np.ones(end, bool)))
+    if n == 1 or mask[n:end].mean() > 0.5:
+        return "", 0
+    too = int(mask[n:end].sum())
+    return f"{words}, which holds for {too} right call{'s' * (too > 1)}, too", int(mask[end:].sum())
 
 
 def _without(words: str) -> str:
@@ -115,16 +121,20 @@ def lines(calls: list, circumstances: Circumstances = CIRCUMSTANCES, extents: Ex
         circumstances, extents: what a call can have, in words.
     """
     said: dict[str, list[str]] = {}
-    for what in dict.fromkeys(seen.what for seen in calls):
-        own = [seen for seen in calls if seen.what == what]
+    such: dict[str, int] = {}
+    of = {what: [seen for seen in calls if seen.what == what] for what in dict.fromkeys(seen.what for seen in calls)}
+    for what, own in of.items():
         wrong, right = ([seen for seen in own if seen.wrong.any() == bad] for bad in (True, False))
         if not wrong:
-            line = "right in all calls"
+            line = f"right in all {len(own)} calls, {such[what]} of them such" if what in such else "right in all calls"
         elif not right:
             line = "wrong in all calls"
         else:
-            common = in_common(wrong, right, circumstances, extents)
-            line = f"wrong in {len(wrong)} of {len(own)} calls" + (f": those {common}" if common else "")
+            gradient = f"gradient of {what}"
+            common, count = in_common(wrong, right, circumstances, extents, of.get(gradient, ()))
+            which = "the only one" if len(wrong) == 1 else "those"
+            line = f"wrong in {len(wrong)} of {len(own)} calls" + (f": {which} {common}" if common else "")
+            such |= {gradient: count} if common else {}
         said.setdefault(line, []).append(what)
     return [f"{', '.join(names)} {line}" for line, names in said.items()]
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ropelab.command.summary import in_words
 from ropelab.conformance import calls
+from ropelab.conformance.alone import wrong_alone
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.declared import Declaration
 from ropelab.conformance.declared_otherwise import right_with
@@ -20,7 +21,7 @@ from ropelab.conformance.measure import Ask, Maps, Reader, Term, angle, elements
 from ropelab.conformance.reading import readings
 from ropelab.conformance.repro import literal, script
 from ropelab.conformance.result import Result
-from ropelab.conformance.shrink import smallest
+from ropelab.conformance.shrink import Call, smallest
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.watched import Seen, watch
 from ropelab.conformance.where import pattern
@@ -31,8 +32,10 @@ SLOW = ("compile", "huge", "token_counts", "large_positions")
 """Laws that are watched only if all others hold."""
 SECONDS = 4.0
 """The CPU time of this thread after which no other call is watched; those of a usual function take less than 1 s."""
-MOST_TOKENS, MOST_ROWS, MOST_PAIRS = 10, 6, 4
+MOST_TOKENS, MOST_ROWS, MOST_PAIRS, MOST_SEQUENCES = 10, 4, 4, 2
 """How much of a call is shown."""
+EARLIER = "right: the result depends on earlier calls"
+"""What is said of a wrong call that is right in a process without earlier calls."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,9 @@ class Screen:
         reading: the common mistakes that account for every wrong element of every call, if some do.
         calls: which calls are wrong.
         elements: which elements of the measured call are wrong.
-        positions: the positions that its rotation belongs to, expected and measured; of an operator that writes a cache
-            also the token that is found in each slot.
-        matrices: its matrices, with angle and length.
+        positions: the positions that its rotation belongs to, expected and measured, or the axes of its pairs; of
+            an operator that writes a cache also the token that is found in each slot.
+        matrices: its matrices, with angle and length where they are rotations; none if ``positions`` account for all.
         form: the linear form of a wrong element that depends on others than its pair.
         declared: the options with which the function is right.
         repro: a script that makes the smallest call.
@@ -98,7 +101,8 @@ def screen(
     watched = list(_watched(declaration, fresh, broken.keys(), noted))
     seen = [one for _, _, one in watched if one.defined]
     remark = ["an equal call is right elsewhere: the result depends on earlier calls or on a setting of torch"]
-    said = calls.lines(seen) + remark * calls.equal_differ(seen)
+    told = calls.lines(seen)
+    said = told + remark * calls.equal_differ(seen)
     shown = Screen(law_in_words(first_law), calls=tuple(said))
     wrong = [one for one in watched if one[2].defined and one[2].wrong.any()]
     wrong = wrong or [one for one in watched if one[0].name in broken and one[2].wrong.any()]
@@ -110,6 +114,8 @@ def screen(
     found = smallest(fresh, declaration.sizes, first) if first.defined else None
     if found is not None:
         call, least = found
+        if target and (said[len(told) :] or any(line.endswith(" calls") and " all " not in line for line in told)):
+            shown = replace(shown, calls=(*shown.calls, *_apart(fresh, call)))
         made = call.law()
         at = next(n for n, one in enumerate(watch(made, fresh(), call.sizes)) if one.what == least.what)
         ask_least = _asking(made, fresh, call.sizes, at)
@@ -117,7 +123,9 @@ def screen(
     known = shrunk is not None and shrunk.law == law.name and shrunk.counterexample is not None
     shown = replace(shown, smallest=message(shrunk) if shrunk is not None and known else _smallest(least))
     if first.defined:
-        shown = replace(shown, repro=_repro(fresh(), least, declaration, target))
+        after = f"# as the first call of a process it is {EARLIER}\n" if EARLIER in "".join(shown.calls) else ""
+        repro = _repro(fresh(), least, declaration, target)
+        shown = replace(shown, repro=repro and repro + after)
     maps = measure(first, ask)
     if first.defined:
         shown = replace(shown, reading=tuple(readings(seen, maps)))
@@ -127,9 +135,8 @@ def screen(
         like = (first.gradient, first.defined)
         same = {one.what: (n, one) for n, one in here if (one.gradient, one.defined) == like and one.what != first.what}
         others = [measure(one, _asking(law, fresh, declaration.sizes, n)) for n, one in same.values()]
-        shown = replace(
-            shown, positions=tuple(_positions([maps, *filter(None, others)])), matrices=tuple(_matrices(maps))
-        )
+        positions, matrices = _places([maps, *filter(None, others)])
+        shown = replace(shown, positions=tuple(positions), matrices=tuple(matrices))
         alone = bool(maps.wrong.any() and maps.alone[maps.wrong.any((-1, -2))].all())
     if not alone:
         shown = replace(shown, form=_form(least, ask_least))
@@ -155,6 +162,14 @@ def _asking(law: Law, fresh: Callable[[], Subject], sizes: Sizes, number: int) -
     return lambda draw: next(islice(watch(law, fresh(), sizes, draw), number, None), None)
 
 
+def _apart(fresh: Callable[[], Subject], call: Call) -> Iterator[str]:
+    """Yield what becomes of the smallest call in a new process, where earlier calls left nothing."""
+    if any(seen.wrong.any() for seen in watch(call.law(), fresh(), call.sizes)):
+        wrong = wrong_alone(fresh(), call)
+        if wrong is not None:
+            yield f"as the first call of a process, the smallest call is {'wrong, too' if wrong else EARLIER}"
+
+
 # --------------------------------------------------------------------------------------------------------------- words
 
 
@@ -175,7 +190,8 @@ def message(result: Result) -> str:
 def _elements(seen: Seen) -> str:
     actual = np.where(seen.wrong, seen.actual, seen.right)  # an element within its bound counts as right
     found = Comparison(seen.what, actual, seen.right, np.zeros(1), seen.case, tokens=seen.tokens.tolist())
-    return f"below, a call of the law {seen.law}, {list(seen.given.shape)}: {pattern(found, seen.case.rotary_dim)}"
+    call = f"{called(seen.case)}, layout {seen.subject.layout}"
+    return f"below, a call of the law {seen.law}, {call}: {pattern(found, seen.case.rotary_dim)}"
 
 
 def _smallest(seen: Seen) -> str:
@@ -185,38 +201,101 @@ def _smallest(seen: Seen) -> str:
     return f"smallest call: {called(seen.case)}: {where} is {numbers[0]} in place of {numbers[1]}"
 
 
-def _positions(maps: list[Maps]) -> Iterator[str]:
-    """Yield a line for the expected positions of a sequence, and one for each distinct row of measured ones."""
-    if not any(one.wrong.any() for one in maps):  # no wrong element belongs to a pair that rotates
-        return
-    seen = maps[0].seen
-    sequence = int(np.flatnonzero(seen.wrong.any((1, 2, 3)))[0])
-    first = int(np.flatnonzero(seen.wrong[sequence].any((1, 2)))[0])
-    start = max(0, min(first - 1, seen.given.shape[1] - MOST_TOKENS))
-    tokens = range(start, min(start + MOST_TOKENS, seen.given.shape[1]))
-    expected = [Reader(maps[0]).read((sequence, t, 0), right=True)["sin of y1"] for t in tokens]
-    found: dict[tuple, list[str]] = {}
+def _places(maps: list[Maps]) -> tuple[list[str], list[str]]:
+    """Return the axes or the positions of the pairs that rotate, and matrices if these do not account for all."""
+    if told := _pair_axes(maps):
+        return told, []
+    wrong = np.flatnonzero(np.logical_or.reduce([one.wrong.any((1, 2, 3, 4, 5)) for one in maps])).tolist()
+    tables: dict[tuple[str, ...], list[int]] = {}
+    explained = bool(wrong)
+    for sequence in wrong:
+        table, known = _positions(maps, sequence)
+        tables.setdefault(table, []).append(sequence)
+        explained &= known
+    found = []
+    for (head, *below), sequences in islice(tables.items(), MOST_SEQUENCES):
+        found += [f"{head}, sequence{'s' * (len(sequences) > 1)} {_listed(sequences)}:" if below else head, *below]
+    shown = [sequence for sequences in islice(tables.values(), MOST_SEQUENCES) for sequence in sequences]
+    return found, [] if explained else list(_matrices(maps[0], shown))
+
+
+def _pair_axes(maps: list[Maps]) -> list[str]:
+    """Return the axis of positions that each wrong pair reads; empty unless another axis accounts for all of them."""
+    case = maps[0].seen.case
+    found: dict[tuple[int, int], list[str]] = {}
+    if case.axes is None or case.positions is None:
+        return []
+    along = case.positions.cpu().numpy().astype(float)[..., maps[0].seen.tokens, None] / case.interpolation
     for one in maps:
-        for row, at in rows(Reader(one), sequence, tokens).items():
+        for pair in np.flatnonzero(one.wrong.any((0, 1, 2, 4, 5))).tolist():
+            angles = one.seen.sign * along * float(one.seen.frequencies[pair])
+            c, s = case.factor * np.cos(angles), case.factor * np.sin(angles)
+            right = np.stack((c, -s, s, c), -1).reshape(*c.shape, 2, 2)
+            near = abs(one.matrix[..., pair, :, :] - right) <= one.error[..., pair, :, :]
+            axes = [axis for axis, fits in enumerate(near) if fits.all() and one.alone[..., pair].all()]
+            if not axes:
+                return []
+            found.setdefault((pair, axes[0]), []).append(one.seen.what)
+    return [
+        f"pair {pair} of {', '.join(whats)}: expected axis {case.axes[pair]}, measured axis {axis}"
+        for (pair, axis), whats in found.items()
+    ]
+
+
+def _positions(maps: list[Maps], sequence: int) -> tuple[tuple[str, ...], bool]:
+    """Return a heading, a line for the expected positions of a sequence and one for each distinct row of measured ones.
+
+    Also return whether these positions account for each wrong pair of the sequence.
+    """
+    seen = maps[0].seen
+    wrong = np.logical_or.reduce([one.wrong[sequence].any((1, 2, 3, 4)) for one in maps])
+    first, count = int(np.flatnonzero(wrong)[0]), seen.given.shape[1]
+    start = max(0, min(first - 1, count - MOST_TOKENS))
+    tokens = range(start, min(start + MOST_TOKENS, count))
+    expected = tuple(Reader(maps[0]).read((sequence, t, 0), right=True)["sin of y1"] for t in tokens)
+    found: dict[tuple, list[str]] = {}
+    known = True
+    for one in maps:
+        read = rows(Reader(one), sequence, tokens)
+        known &= _accounted(one, sequence, start, read, expected)
+        for row, at in read.items():
             for entries, heads in _by_entries(at).items():
-                count = one.matrix.shape[2]
-                which = "" if len(heads) == count else f" of head{'s' * (len(heads) > 1)} {_listed(heads)} of {count}"
+                of = one.matrix.shape[2]
+                which = "" if len(heads) == of else f" of head{'s' * (len(heads) > 1)} {_listed(heads)} of {of}"
                 what = one.seen.what if len(maps) > 1 else ""
                 found.setdefault(row, []).append(f"{what}{entries}{which}".strip() or "measured")
-    if all(p == (None,) * len(p) for row in found for p in row):
-        yield "no position has the angles of any token that is wrong"
-        return
+    if not any(None not in p and p != e for row in found for p, e in zip(row, expected, strict=True)) and (
+        seen.case.axes is None
+    ):
+        return ("no position has the angles of a token that is wrong",), False
     cells = {"expected": [_cell(p) for p in expected]}
     for row, who in islice(found.items(), MOST_ROWS):
         cells["; ".join(who)] = [
             _cell(p) + "!" * (None not in p and p != e) for p, e in zip(row, expected, strict=True)
         ]
-    of = f"sequence {sequence}" + (f", tokens {start} to {tokens[-1]}" if len(tokens) < seen.given.shape[1] else "")
-    yield f"positions that the angles belong to, {of}:"
     width = max(len(cell) for row in cells.values() for cell in row) + 1
-    yield from (f"  {''.join(cell.rjust(width) for cell in row)}   {who}" for who, row in cells.items())
+    table = [f"  {''.join(cell.rjust(width) for cell in row)}   {who}" for who, row in cells.items()]
     if len(found) > MOST_ROWS:
-        yield f"  and {len(found) - MOST_ROWS} more rows"
+        table.append(f"  and {len(found) - MOST_ROWS} more rows")
+    of_tokens = f" of tokens {start} to {tokens[-1]}" if len(tokens) < count else ""
+    return (f"positions that the angles belong to{of_tokens}", *table), known
+
+
+def _accounted(maps: Maps, sequence: int, start: int, read: dict, expected: tuple) -> bool:
+    """Return whether each wrong head of a token has the angles of known positions, and no length of its own."""
+    known: dict[tuple[int, int], list[tuple]] = {}
+    for row, at in read.items():
+        for head, _ in at:
+            for number, position in enumerate(row):
+                known.setdefault((start + number, head), []).append(position)
+    off = abs(maps.length[sequence] - maps.seen.case.factor) > 4 * maps.error[sequence].max((-1, -2))
+    for token, head in np.argwhere(maps.wrong[sequence].any((-1, -2, -3))).tolist():
+        positions = known.get((token, head), [(None,)])
+        if any(None in p for p in positions) or all(p == expected[token - start] for p in positions):
+            return False
+        if len({*positions}) == 1 and off[token, head].any():
+            return False
+    return True
 
 
 def _by_entries(at: list[tuple[int, str]]) -> dict[str, list[int]]:
@@ -240,10 +319,11 @@ def _cell(position: tuple) -> str:
     return "/".join("?" if p is None else f"{p:.6g}" for p in position)
 
 
-def _matrices(maps: Maps) -> Iterator[str]:
-    """Yield the matrices of some pairs of a wrong head of a token, the wrong pairs first, with the right ones."""
+def _matrices(maps: Maps, sequences: list[int]) -> Iterator[str]:
+    """Yield the matrices of some pairs of a wrong head of a token in one of some sequences, with the right ones."""
     seen, wrong = maps.seen, np.asarray(maps.wrong.any((-1, -2)))
     places = np.argwhere(wrong.any(-1))
+    places = places[np.isin(places[:, 0], sequences)]
     if not len(places):
         return
     positions = np.abs(seen.positions[..., 0])[places[:, 0], places[:, 1]]
@@ -260,6 +340,9 @@ def _matrices(maps: Maps) -> Iterator[str]:
 def _matrix(maps: Maps, place: tuple[int, int, int, int]) -> str:
     m, r = (x[place].astype(float) for x in (maps.matrix, maps.right))
     entries = "   ".join(" ".join(f"{value:+.4f}" for value in x.flatten()) for x in (m, r))
+    apart = abs(np.array([m[0, 0] - m[1, 1], m[0, 1] + m[1, 0]])).max()
+    if not apart <= 4 * float(maps.error[place].max()):
+        return f"  pair {place[-1]:<3}   {entries}   no rotation"
     lengths = [float(np.sqrt(abs(np.linalg.det(x)))) for x in (m, r)]
     turn = f"{angle(m):+.4f} ({angle(r):+.4f})   {lengths[0]:.4f} ({lengths[1]:.4f})"
     return f"  pair {place[-1]:<3}   {entries}   {turn}"

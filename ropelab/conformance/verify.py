@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -193,6 +195,8 @@ def hold(
     if outcome.failed and shrink:
         smallest = _shrunk(law, fresh, sizes, outcome, deadline=time.thread_time() + SHRINK_SECONDS)
         outcome = smallest if fresh().surroundings.returned else outcome  # else no call is better than the first
+        if _is_of_torch(outcome.traceback):
+            outcome = replace(outcome, traceback=_forward(law, fresh(), sizes) + outcome.traceback)
         outcome = replace(outcome, seconds=time.monotonic() - started)
         found(outcome)
     return outcome
@@ -298,6 +302,27 @@ def _traceback(error: Exception) -> str:
     inner = [n for n, frame in enumerate(theirs) if not Path(frame.filename).is_relative_to(TORCH)]
     told = [*traceback.format_list(theirs[inner[0] :] if inner else theirs), said(error)]
     return "\n".join(line.rstrip() for line in (*told, *getattr(error, "__notes__", ())))
+
+
+def _is_of_torch(told: str) -> bool:
+    """Return whether a traceback has frames of torch alone, as that of a backward without code of the function's."""
+    files = re.findall(r'^ *File "(.+)", line \d+', told, re.MULTILINE)
+    return bool(files) and all(Path(file).is_relative_to(TORCH) for file in files)
+
+
+def _forward(law: Law, subject: Subject, sizes: Sizes) -> str:
+    """Return the frames of the operation whose backward raises, from the function's own on; empty if none is known."""
+    with warnings.catch_warnings(record=True) as heard, suppress(Exception):
+        warnings.simplefilter("always")
+        with torch.autograd.detect_anomaly(check_nan=False):
+            for _ in law.compare(subject, sizes):
+                pass
+    said = next((str(one.message) for one in heard if "Traceback of forward call" in str(one.message)), "")
+    frames = list(re.finditer(r'^ *File "(.+)", line \d+, in .*(\n    .*)?', said, re.MULTILINE))
+    ours = [n for n, frame in enumerate(frames) if Path(frame[1]).is_relative_to(Path(__file__).parent)]
+    told = [frame[0] for frame in frames[ours[-1] + 1 if ours else 0 :]]
+    told[-1:] = [frame.replace("\n", ", whose backward raises\n", 1) for frame in told[-1:]]
+    return "".join(f"{frame}\n" for frame in told)
 
 
 def _summary(error: Exception) -> str:

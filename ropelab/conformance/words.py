@@ -71,10 +71,15 @@ def called(case: Case) -> str:
     """Return shapes, dtype, positions and all else that distinguishes the call."""
     parts = ["shapes " + " and ".join(str(list(x.shape)) for x in case.inputs)]
     parts.append(str(case.inputs[0].dtype).removeprefix("torch."))
-    positions = case.token_positions()
-    positions = positions[0] if len(positions) and (positions == positions[0]).all() else positions
-    if positions.numel() <= FEW:
-        parts.append(f"positions {positions.tolist()}")
+    parts += [f"rotary_dim {case.rotary_dim}"] if case.rotary_dim != case.inputs[0].shape[-1] else []
+    along = case.token_positions()[None] if case.axes is None or case.positions is None else case.positions.cpu()
+    alike = bool(along.shape[1]) and bool((along == along[:, :1]).all())
+    told = along[:, 0] if alike or along.numel() > FEW else along
+    if told.numel() <= FEW * len(along):
+        which = "" if alike or told is along else " of sequence 0"
+        parts.append(f"positions{which} {(told if len(along) > 1 else told[0]).tolist()}")
+    if case.mrope_section is not None:
+        parts.append(f"sections {list(case.mrope_section)}{' in turns' * case.mrope_interleaved}")
     parts += [f"documents {case.lengths}"] if case.lengths is not None else []
     parts += [f"rank {case.shard[1]} of {case.shard[0]}"] if case.shard else []
     parts += ["inverse"] if case.inverse else []

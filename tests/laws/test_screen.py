@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import sys
 from dataclasses import replace
 from itertools import islice
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from ropelab.command.summary import LINES
+from ropelab.command.summary import LINES, summary, to_note
+from ropelab.command.vocabulary import FAMILY
 from ropelab.conformance import calls
+from ropelab.conformance.alone import wrong_alone
 from ropelab.conformance.cache import CACHE_CONVENTIONS
 from ropelab.conformance.cache.found import cache_screen
 from ropelab.conformance.cache.found import watch as watch_cache
@@ -160,7 +163,7 @@ def test_a_fault_of_the_catalogue_is_read(name):
 def test_wrong_calls_are_told_by_what_they_alone_have():
     seen = [seen for _, _, seen in of_fault("table_of_batch_zero").watched() if seen.defined]
     wrong, right = ([one for one in seen if one.wrong.any() == bad] for bad in (True, False))
-    words = calls.in_common(wrong, right, calls.CIRCUMSTANCES, calls.EXTENTS).removeprefix("with ")
+    words = calls.in_common(wrong, right, calls.CIRCUMSTANCES, calls.EXTENTS)[0].removeprefix("with ")
     assert [calls.CIRCUMSTANCES[words](one) for one in (*wrong, *right)] == [True] * len(wrong) + [False] * len(right)
 
 
@@ -183,6 +186,65 @@ def axes_in_turn_to_the_end(q, k, cos, sin, positions, mrope_section, mrope_inte
 def test_a_mistake_that_would_make_right_elements_wrong_is_not_read():
     shown = Held(axes_in_turn_to_the_end, "mrope").screen("axes")
     assert shown.calls and not shown.reading, str(shown)
+
+
+def test_a_pair_that_reads_another_axis_is_told_by_its_axes():
+    shown = Held(axes_in_turn_to_the_end, "mrope").screen("axes")
+    assert [re.findall(r"\d+", line) for line in shown.positions] == [["5", "0", "2"]] and not shown.matrices
+
+
+def moved_in_later_sequences(x, positions):
+    """The second sequence turns by a position too many, the third by two."""
+    return correct.plain(x, positions.expand(x.shape[:2]) + torch.arange(len(x))[:, None])
+
+
+def adjacent_angles(x, positions):
+    """Pairs are halves, and the tables repeat each angle for adjacent features."""
+    frequencies = 10000.0 ** (-torch.arange(0, x.shape[-1], 2, dtype=torch.float64) / x.shape[-1])
+    angles = (positions.double()[..., None] * frequencies).repeat_interleave(2, -1)[..., None, :]
+    first, second = x.chunk(2, -1)
+    return (x * angles.cos() + torch.cat((-second, first), -1) * angles.sin()).to(x.dtype)
+
+
+def test_each_of_two_wrong_sequences_has_its_positions():
+    shown = Held(moved_in_later_sequences, "plain").screen("definition")
+    read = [re.findall(r"\d+", line) for line in shown.positions if line.startswith("  ")]
+    assert read == [[*"01234"], [*"12345"], [*"01234"], [*"23456"]] and not shown.matrices
+
+
+def test_what_no_rotation_measures_has_neither_positions_nor_an_angle():
+    shown = Held(adjacent_angles, "plain").screen("definition")
+    assert not any(line.startswith("  ") for line in shown.positions)
+    assert {len(re.findall(r"[+-]?\d\.\d+", line)) for line in shown.matrices[1:]} == {8}
+
+
+tables_of_a_shape = {}
+
+
+def kept_for_a_shape(x, positions):
+    """Tables that are kept for a number of tokens, whatever their positions are."""
+    return correct.plain(x, tables_of_a_shape.setdefault(positions.shape, positions))
+
+
+@pytest.mark.parametrize("function, wrong", [(kept_for_a_shape, False), (shifted, True)])
+def test_the_smallest_call_is_made_alone(function, wrong):
+    held = Held(function, "plain")
+    _, first, _, _ = held.measured()
+    with held.surroundings.ours():
+        call, _ = smallest(held.subject, held.sizes, first)
+        assert wrong_alone(held.subject(), call) is wrong
+
+
+def overwritten(xq, xk, freqs_cis):
+    z = [torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)).clone() for x in (xq, xk)]
+    squares = [one * one.conj() for one in z]
+    turned = [one.mul_(freqs_cis[:, None]) + 0 * square for one, square in zip(z, squares, strict=True)]
+    return tuple(torch.view_as_real(one).flatten(-2).to(xq.dtype) for one in turned)
+
+
+def test_a_backward_of_torch_that_raises_names_the_line_of_the_forward():
+    told = verify(overwritten, "complex", laws=["definition", "adjoint"])["adjoint"].traceback
+    assert __file__ in told and "squares = " in told
 
 
 def tail_doubled(x, cos, sin, *arguments, **options):
@@ -230,6 +292,21 @@ def test_without_hypothesis_the_call_of_the_law_is_shown(monkeypatch):
 def test_another_declaration_is_named_where_the_function_keeps_the_laws_under_it(name, options):
     fault = FAULTS[name]
     assert of_fault(name).screen(*fault.must_fail).declared == options
+
+
+def test_every_broken_family_is_named_and_an_exception_is_told_once():
+    error = "IndexError: no row 273 of 256"
+    results = [
+        {"law": law, "status": "error", "message": error, "traceback": "", "words": ""}
+        for law in ("definition", "isometry", "adjoint", "strides", "decode", "huge")
+    ]
+    note = f"it refuses second derivatives ({error})", "it refuses tensors without elements (ValueError: none)"
+    noted = [{"law": law, "status": "note", "message": said} for law, said in zip("ab", note, strict=True)]
+    told = summary([*results, *noted], None)
+    assert told.count(error) == 1
+    assert all(FAMILY[result["law"]] in told for result in results)
+    repeated, other = to_note([*results, *noted])
+    assert error not in repeated[1] and "IndexError" in repeated[1] and other == ("b", note[1])
 
 
 @pytest.mark.parametrize("name", ["sign_reversed_undeclared", "query_and_key_mixed", "height_and_width_dropped"])

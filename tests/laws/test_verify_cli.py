@@ -212,7 +212,7 @@ def test_exit_code_1_counterexample_and_json(folder):
         assert part in result.output
     report = json.loads(out.read_text())
     assert [r["status"] for r in report["results"]] == ["pass", "fail"] and report["verdict"] == "wrong"
-    assert report["screen"]["law"].startswith("identity") and report["screen"]["matrices"]
+    assert report["screen"]["law"].startswith("identity") and report["screen"]["positions"]
     assert out.stat().st_mode & 0o777 == 0o640 and not list(folder.glob(".*"))
 
 

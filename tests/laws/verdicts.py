@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+import tests.conftest  # noqa: F401  chooses Triton's interpreter without a GPU, before a kernel is defined
 from ropelab.bench.subjects import CONTENDERS, Contender
 from ropelab.bench.unavailable import Unavailable
 from ropelab.conformance import CACHE_CONVENTIONS, verify

@@ -24,6 +24,7 @@ from ropelab.conformance.repro import script
 from ropelab.conformance.result import Result
 from ropelab.conformance.screen import Screen, law_in_words, message
 from ropelab.conformance.where import pattern
+from ropelab.conformance.words import called
 from ropelab.kernels import NO_POSITION
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 
@@ -133,7 +134,7 @@ def cache_screen(
     if one is None:
         return shown
     table = [*_slots(subject(declaration), one), *_positions(subject(declaration), one)]
-    said = f"below, a call of the law {one.law}, {list(one.found.actual.shape)}"
+    said = f"below, a call of the law {one.law}, {called(one.case)}, layout {subject(declaration).layout}"
     said += f": {pattern(one.found, one.case.rotary_dim)}" if wrong else ""
     return replace(shown, elements=said, positions=tuple(table))
 
