@@ -13,6 +13,7 @@ import numpy as np
 from ropelab.command.summary import in_words
 from ropelab.conformance import calls
 from ropelab.conformance.alone import wrong_alone
+from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.declared import Declaration
 from ropelab.conformance.declared_otherwise import right_with
@@ -32,7 +33,7 @@ SLOW = ("compile", "huge", "token_counts", "large_positions")
 """Laws that are watched only if all others hold."""
 SECONDS = 4.0
 """The CPU time of this thread after which no other call is watched; those of a usual function take less than 1 s."""
-MOST_TOKENS, MOST_ROWS, MOST_PAIRS, MOST_SEQUENCES = 10, 4, 4, 2
+MOST_TOKENS, MOST_ROWS, MOST_PAIRS, MOST_SEQUENCES, MOST_READ = 10, 4, 4, 2, 8
 """How much of a call is shown."""
 EARLIER = "right: the result depends on earlier calls"
 """What is said of a wrong call that is right in a process without earlier calls."""
@@ -207,9 +208,9 @@ def _places(maps: list[Maps]) -> tuple[list[str], list[str]]:
         return told, []
     wrong = np.flatnonzero(np.logical_or.reduce([one.wrong.any((1, 2, 3, 4, 5)) for one in maps])).tolist()
     tables: dict[tuple[str, ...], list[int]] = {}
-    explained = bool(wrong)
-    for sequence in wrong:
-        table, known = _positions(maps, sequence)
+    explained, readers = 0 < len(wrong) <= MOST_READ, [Reader(one) for one in maps]
+    for sequence in wrong[:MOST_READ]:
+        table, known = _positions(readers, sequence)
         tables.setdefault(table, []).append(sequence)
         explained &= known
     found = []
@@ -225,10 +226,10 @@ def _pair_axes(maps: list[Maps]) -> list[str]:
     found: dict[tuple[int, int], list[str]] = {}
     if case.axes is None or case.positions is None:
         return []
-    along = case.positions.cpu().numpy().astype(float)[..., maps[0].seen.tokens, None] / case.interpolation
+    along = case.positions.cpu().numpy().astype(EXACT)[..., maps[0].seen.tokens, None] / case.interpolation
     for one in maps:
         for pair in np.flatnonzero(one.wrong.any((0, 1, 2, 4, 5))).tolist():
-            angles = one.seen.sign * along * float(one.seen.frequencies[pair])
+            angles = one.seen.sign * along * one.seen.frequencies[pair]
             c, s = case.factor * np.cos(angles), case.factor * np.sin(angles)
             right = np.stack((c, -s, s, c), -1).reshape(*c.shape, 2, 2)
             near = abs(one.matrix[..., pair, :, :] - right) <= one.error[..., pair, :, :]
@@ -242,31 +243,31 @@ def _pair_axes(maps: list[Maps]) -> list[str]:
     ]
 
 
-def _positions(maps: list[Maps], sequence: int) -> tuple[tuple[str, ...], bool]:
+def _positions(readers: list[Reader], sequence: int) -> tuple[tuple[str, ...], bool]:
     """Return a heading, a line for the expected positions of a sequence and one for each distinct row of measured ones.
 
     Also return whether these positions account for each wrong pair of the sequence.
     """
-    seen = maps[0].seen
-    wrong = np.logical_or.reduce([one.wrong[sequence].any((1, 2, 3, 4)) for one in maps])
+    seen = readers[0].maps.seen
+    wrong = np.logical_or.reduce([reader.maps.wrong[sequence].any((1, 2, 3, 4)) for reader in readers])
     first, count = int(np.flatnonzero(wrong)[0]), seen.given.shape[1]
     start = max(0, min(first - 1, count - MOST_TOKENS))
     tokens = range(start, min(start + MOST_TOKENS, count))
-    expected = tuple(Reader(maps[0]).read((sequence, t, 0), right=True)["sin of y1"] for t in tokens)
+    expected = tuple(readers[0].read((sequence, t, 0), right=True)["sin of y1"] for t in tokens)
     found: dict[tuple, list[str]] = {}
-    known = True
-    for one in maps:
-        read = rows(Reader(one), sequence, tokens)
+    known, whole = True, seen.case.axes is None
+    for reader in readers:
+        one, read = reader.maps, rows(reader, sequence, tokens)
         known &= _accounted(one, sequence, start, read, expected)
         for row, at in read.items():
             for entries, heads in _by_entries(at).items():
                 of = one.matrix.shape[2]
                 which = "" if len(heads) == of else f" of head{'s' * (len(heads) > 1)} {_listed(heads)} of {of}"
-                what = one.seen.what if len(maps) > 1 else ""
+                what = one.seen.what if len(readers) > 1 else ""
+                whole &= not entries
                 found.setdefault(row, []).append(f"{what}{entries}{which}".strip() or "measured")
-    if not any(None not in p and p != e for row in found for p, e in zip(row, expected, strict=True)) and (
-        seen.case.axes is None
-    ):
+    other = {p for row in found for p, e in zip(row, expected, strict=True) if p != e}
+    if whole and other == {(None,)}:
         return ("no position has the angles of a token that is wrong",), False
     cells = {"expected": [_cell(p) for p in expected]}
     for row, who in islice(found.items(), MOST_ROWS):

@@ -218,6 +218,12 @@ def test_what_no_rotation_measures_has_neither_positions_nor_an_angle():
     assert {len(re.findall(r"[+-]?\d\.\d+", line)) for line in shown.matrices[1:]} == {8}
 
 
+def test_what_is_longer_at_the_right_positions_has_a_length():
+    shown = Held(longer, "plain").screen("definition")
+    expected, measured = ([*re.findall(r"\d+", line)] for line in shown.positions if line.startswith("  "))
+    assert expected == measured and all("1.5000 (1.0000)" in line for line in shown.matrices[1:])
+
+
 tables_of_a_shape = {}
 
 
