@@ -5,7 +5,7 @@ that is no times has no protocol: a test on a GPU wrote it, and it is as old as 
 
 A protocol is two numbers of ``data/protocols.toml``, of the timer and of the study: whoever changes how is measured
 raises one, and its records become old. The hash of the measuring code stands beside each number, and a test fails where
-the code has another one: `ropelab.study.engine.measuring_code`.
+the code has another one, until `ropelab.study.engine.measuring_code` has written it.
 """
 
 import tomllib
@@ -27,10 +27,10 @@ def protocols() -> Mapping[str, Any]:
     return tomllib.loads(PROTOCOLS.read_text(encoding="utf-8"))
 
 
-def numbers(study: str) -> dict[str, int]:
-    """The numbers that a record of the study notes."""
-    known = protocols()["protocol"]
-    return {TIMER: known[TIMER]["number"], "study": known.get(study, {}).get("number", 1)}
+def numbers(study: str, known: Mapping[str, Any] | None = None) -> dict[str, int]:
+    """The numbers that a record of the study notes; ``known`` is the table ``protocol``, by default today's."""
+    known = protocols()["protocol"] if known is None else known
+    return {what: known.get(name, {}).get("number", 1) for what, name in ((TIMER, TIMER), ("study", study))}
 
 
 def stale(provenance: Mapping[str, Any]) -> tuple[str, ...]:

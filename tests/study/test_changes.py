@@ -7,13 +7,14 @@ no number. The history of ``data/`` and of the notebooks shows both.
 import json
 import re
 import shutil
+import subprocess
 from dataclasses import replace
 from functools import cache
 
 import pandas as pd
 import pytest
 
-from ropelab.bench import record_checks, records
+from ropelab.bench import fetch_peers, record_checks, records
 from ropelab.bench.unavailable import Unavailable
 from ropelab.study.engine import kept, ledger, provenance, quotations
 from ropelab.study.engine.claims import documents, load_claims
@@ -152,6 +153,11 @@ def contradictions(data):
     return [line for line in provenance.problems(data / "measurements") if line not in KNOWN_PROBLEMS]
 
 
+def parent(commit):
+    run = ["git", "rev-parse", f"{commit}^"]
+    return subprocess.run(run, cwd=records.ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def copied(data, source, target, named):
     """A record copied over that of another GPU, or into a new folder, with the GPU's name edited or not."""
     folder = data / "measurements"
@@ -182,7 +188,12 @@ PROVENANCES = {
     "a kernel less": about(kernels=lambda old: {k: v for k, v in old.items() if k != "stages_triton.turn"}),
     "a time before the commit": about(utc=lambda _: "2026-11-01T00:00:00+00:00"),
     "another Triton than in its run": about(triton=lambda _: "3.5.0"),
-    "a peer's version": about(peers=lambda peers: peers | {"torchembed 0.4.0": ""}),
+    "no kernel at its commit": about(kernels=lambda _: {}, kernels_unknown=lambda _: "its run did not note them"),
+    "the parent of its commit": about(commit=lambda commit: parent(commit)),
+    "a commit by another name": about(commit=lambda _: "HEAD"),
+    "a protocol that its commit does not have": about(protocol=lambda old: old | {"timer": 2}),
+    "a time after the commit of its table": about(utc=lambda _: "2026-11-30T00:00:00+00:00"),
+    "no peer, where the table was committed with some": about(peers=lambda _: {}),
     "a peer's checksum": about(peers=lambda peers: dict.fromkeys(peers, "0" * 16)),
     "another memory of the GPU": about(gpu=lambda gpu: gpu | {"memory_bytes": 1}),
     "another name of the GPU": about(gpu=lambda gpu: gpu | {"name": "NVIDIA GB10"}),
@@ -199,6 +210,36 @@ def test_another_provenance(name, data):
         pytest.skip("needs a checkout with the whole history")
     PROVENANCES[name](data)
     assert contradictions(data)
+
+
+@pytest.mark.skipif(not provenance.has_history(), reason="needs a checkout with the whole history")
+@pytest.mark.parametrize(
+    "edit, why",
+    [
+        ({}, ""),
+        ({"commit": "HEAD"}, "is not in the history"),
+        ({"kernels": {"rotate_triton._rotate_kernel": "0" * 16}}, "the hash is not that of commit"),
+        ({"protocol": {"timer": 2, "study": 1}}, "the protocol is not that of commit"),
+        ({"utc": "2026-11-01T00:00:00+00:00"}, "was measured before its commit"),
+        ({"utc": "2999-01-01T00:00:00+00:00"}, "was measured after today"),
+    ],
+)
+def test_the_provenance_of_a_new_table(edit, why, data):
+    """A table that no commit has yet is compared with the commit that it names."""
+    path = data / "measurements" / H100 / "te_layer.json"
+    frame = pd.read_csv(path.with_suffix(".csv"))
+    signed(path, frame.iloc[::-1], **edit)
+    found = contradictions(data)
+    assert len(found) == bool(why) and all(why in line for line in found), found
+
+
+def test_another_version_of_a_peer_makes_records_old_and_takes_no_verdict(data, monkeypatch):
+    """The list of peers has a later version: the records are as true as they were."""
+    listed = [replace(e, version="9.9") if str(e) == "torchembed 0.3.2" else e for e in fetch_peers.read_list()]
+    monkeypatch.setattr(fetch_peers, "read_list", lambda file=None: listed)
+    where = records.Selection(data / "measurements", H100)
+    assert records.load("deepspeed_table", where).stale == ("torchembed 0.3.2",)
+    assert contradictions(data) == []
 
 
 def test_no_verdict_rests_on_a_contradiction(data):
