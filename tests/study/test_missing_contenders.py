@@ -1,5 +1,6 @@
 """A contender that came later than a record leaves a gap in figures, and a verdict that cannot be told."""
 
+import re
 from functools import cache, partial
 
 import pytest
@@ -10,6 +11,8 @@ from ropelab.study.engine.claims import load_claims
 from ropelab.study.engine.computed import computed
 from ropelab.study.engine.verdict import Outcome
 from ropelab.study.plots import registry
+from ropelab.study.site import summary
+from ropelab.study.topics.performance import shortfalls
 
 WHERE = records.Selection(gpu=records.REFERENCE)
 NAMES = "contender", "way", "method", "version", "operator"
@@ -82,3 +85,21 @@ def test_figures_leave_a_gap_or_say_who_is_missing(figure, study, column, name, 
         registry.draw(figure, WHERE)
     except rows.NotMeasured as lacking:
         assert str(lacking).startswith("Not measured in this record: ")
+
+
+SHOWN = [
+    pytest.param(study, *found, marks=[pytest.mark.full] if number > 2 else [], id=f"{study}-{found[1]}")
+    for study in (*shortfalls.STUDIES, "projection", "paged_cache", "host", "model_heads", "fairseq2_grid")
+    for number, found in enumerate(STUDIES.get(study, ()))
+]
+
+
+@pytest.mark.parametrize("study, column, name", SHOWN)
+def test_readme_is_written_without_a_peer_and_refuses_a_record_without_ropelab(study, column, name, without):
+    without(study, column, name)
+    try:
+        texts = [*summary.tables().values(), *summary.figures().values()]
+    except rows.NotMeasured as lacking:
+        assert "ropelab" in name and name in str(lacking)
+    else:
+        assert not any(re.search(r"\bnan\b", text) for text in texts)

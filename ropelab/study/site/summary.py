@@ -109,9 +109,10 @@ def _picture(record: records.Record, heads: records.Record) -> str:
 
 
 def _fractions(record: records.Record) -> dict[str, pd.Series]:
-    """The label of each contender -> its fractions of a copy in all cases."""
-    times = comparison.timed(record.frame)
-    return {label: times[times.contender == name].fraction_of_copy for label, name in COLUMNS.items()}
+    """The label of each contender that was measured -> its fractions of a copy in all cases."""
+    times = comparison.timed(record.frame, comparison.OURS)
+    measured = {label: name for label, name in COLUMNS.items() if name in set(times.contender)}
+    return {label: times[times.contender == name].fraction_of_copy for label, name in measured.items()}
 
 
 def _speed(record: records.Record, heads: records.Record) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 from ropelab.bench import records
 from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED
 from ropelab.bench.peers import TRANSFORMER_ENGINE
-from ropelab.bench.rows import is_right
+from ropelab.bench.rows import is_right, need
 from ropelab.study.topics.performance.comparison import OURS, timed
 
 ONE, MANY, SKEWED = "n=1", "n=2401", "one of 34,336 and 2,400 of 13"
@@ -247,6 +247,7 @@ def _bar(what: str, values: pd.Series, *, least: float | None = None, most: floa
 
 def _ours(frame: pd.DataFrame, name: str = OURS) -> pd.DataFrame:
     """The rows of ropelab, or of ropelab in place. A row without a right result stays, without a number."""
+    need(frame.contender, name)
     rows = frame[frame.contender == name]
     numbers = [name for name in ("median_us", "fraction_of_copy") if name in rows]
     return rows.assign(**{name: rows[name].where(is_right(rows)) for name in numbers})

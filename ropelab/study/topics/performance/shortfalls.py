@@ -1,9 +1,10 @@
 """The shortfalls of the kernels for README.md, with the numbers of the records."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
+from ropelab.bench.rows import NotMeasured, need
 from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study.documents.deepspeed import findings as deepspeed
 from ropelab.study.documents.sglang.contenders import FLASH_PACKED, FLASHINFER, OURS_CACHE, PERSISTENT
@@ -22,17 +23,33 @@ OVER_COMPILED = 1.5
 
 
 def sentences(frames: Mapping[str, pd.DataFrame]) -> list[str]:
-    """A sentence for each shortfall, with a name in bold; ``frames`` holds a table for each of ``STUDIES``."""
-    times = {study: timed(frames[study]) for study in STUDIES if study != "memory"}  # the record memory has no times
+    """A sentence for each shortfall, with a name in bold; ``frames`` holds a table for each of ``STUDIES``.
+
+    Where a record lacks a peer, the sentence says so.
+
+    Raises:
+        NotMeasured: a record lacks ropelab.
+    """
+    times = {study: timed(frames[study], OURS) for study in STUDIES if study != "memory"}  # it has no times
+    need(times["table_free"].contender, TABLE_FREE)
+    as_called = _as_called(times["sglang_protocols"])
+    need(as_called.contender, OURS, OURS_CACHE)
     return [
         _few_tokens(pd.concat([times["dense"], times["few_tokens"]])),
-        _in_place(_as_called(times["sglang_protocols"])),
-        _at_positions(_as_called(times["sglang_protocols"])),
-        _packed(times["packed"]),
+        _or_missing(_in_place, as_called),
+        _or_missing(_at_positions, as_called),
+        _or_missing(_packed, times["packed"]),
         _table_free(times["table_free"]),
         _partial_sums(frames["memory"]),
-        _one_tensor(times["deepspeed_table"]),
+        _or_missing(_one_tensor, times["deepspeed_table"]),
     ]
+
+
+def _or_missing(say: Callable[[pd.DataFrame], str], times: pd.DataFrame) -> str:
+    try:
+        return say(times)
+    except NotMeasured as lacking:
+        return f"{lacking}."
 
 
 def _few_tokens(times: pd.DataFrame) -> str:
@@ -50,6 +67,7 @@ def _as_called(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def _in_place(times: pd.DataFrame) -> str:
+    need(times.contender, FLASH_PACKED)
     ours = times[times.contender == OURS].median_us
     flash = times[times.contender == FLASH_PACKED].median_us
     warps = _best(times, PERSISTENT)
@@ -75,10 +93,13 @@ def _at_positions(times: pd.DataFrame) -> str:
 
 def _best(times: pd.DataFrame, named: str) -> pd.Series:
     """Microseconds in each cell of the best contender whose name begins with ``named``."""
-    return times[times.contender.str.startswith(named)].groupby("cell").median_us.min()
+    rows = times[times.contender.str.startswith(named)]
+    need([named] if len(rows) else [], named)
+    return rows.groupby("cell").median_us.min()
 
 
 def _packed(times: pd.DataFrame) -> str:
+    need(times.contender, "flash_attn", READS_TWICE)
     key = ["case", "layout", "direction"]
     by_name = {name: rows.set_index(key) for name, rows in times.groupby("contender")}
     ours, flash = by_name[OURS], by_name["flash_attn"].median_us
@@ -122,6 +143,7 @@ def _partial_sums(memory: pd.DataFrame) -> str:
 
 
 def _one_tensor(times: pd.DataFrame) -> str:
+    need(times.contender, "compile")
     cells = times.set_index(["cell", "dtype", "direction"])
     ours, compiled = (cells[cells.contender == name].median_us for name in (OURS, "compile"))
     forward = [index for index in compiled.index if index[1:] == ("bfloat16", "forward")]
