@@ -238,7 +238,12 @@ def test_sizes_of_cells():
         "smaller and larger than stated (0.80 to 1.50 times the effect)"
     )
     assert judging.counted([HOLDS, FAILS], Quantifier.ALL) == FAILS
-    assert judging.counted([HOLDS, other, FAILS], Quantifier.CELLS).words == "holds in 2 of 3 cells"
+    assert judging.counted([HOLDS, other, FAILS], Quantifier.CELLS).words == (
+        "holds in 1, smaller than stated in 1 of 3 cells"
+    )
+    assert judging.counted([larger, larger, other, FAILS, None], Quantifier.CELLS).words == (
+        "larger than stated in 2, smaller than stated in 1 of 4 cells (1 cell undecided)"
+    )
 
 
 @pytest.mark.parametrize(

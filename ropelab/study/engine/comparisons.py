@@ -280,7 +280,7 @@ def judged(
         found, said = test.judge(frames, needs, own_gpu=own_gpu, off=off)
         cells += found
         words.append(said)
-    missing = f"{judging.NARROWER} than those of {needs}"
+    missing = f"{needs}, with narrower intervals than ours"
     if off:
         missing = f"{needs}, with a build of the code that takes the published library's time (ours is {off:.1%} off)"
     return replace(judging.counted(cells, quantifier, missing), measured="; ".join(words))

@@ -26,8 +26,8 @@ class Numbers:
 
     Attributes:
         least, most, median: of the compared values, in the unit of the test.
-        cells, right, wrong, undecided: the number of cells; of those in which the claim holds, and in which it does
-            not; and of those that the noise leaves open.
+        cells, right, wrong, undecided: the number of cells; of those in which the claim holds as stated, and in which
+            it does not hold; and of those that the noise leaves open.
     """
 
     def __init__(self, test: Comparison, frames: Mapping[str, pd.DataFrame]):
@@ -73,7 +73,7 @@ class Numbers:
 
     @property
     def right(self) -> int:
-        return self.cells - self.undecided - self.wrong
+        return self._judged.count(Outcome.HOLDS)
 
 
 def sentence(claim: Claim, frames: Mapping[str, pd.DataFrame], verdict: Verdict) -> str:

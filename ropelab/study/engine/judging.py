@@ -7,6 +7,7 @@ A cell is one configuration of a claim: a shape, a dtype, a version. First each 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence, Sized
 from dataclasses import replace
 from typing import TypeVar
@@ -141,7 +142,7 @@ def counted(found: Sequence[Verdict | bool | None], quantifier: Quantifier, need
     A counterexample ends a claim of all, only or never. Otherwise most cells must be decided, or nothing is. A claim of
     most holds if more than half of all cells hold. A cell with an effect of another size refutes nothing: if no cell
     fails, the verdict has the least and the largest of these sizes, and is larger or smaller by their geometric mean.
-    Else the verdict counts the cells that hold.
+    Else the verdict counts the cells that hold as stated, are larger and are smaller.
 
     Args:
         needs: the missing evidence, where too few cells can be told.
@@ -162,7 +163,8 @@ def counted(found: Sequence[Verdict | bool | None], quantifier: Quantifier, need
     elif not holding:
         verdict = FAILS
     elif failing:
-        verdict = Verdict(Outcome.SOME_CELLS, cells=(holding, len(told)))
+        outcomes = Counter(x.outcome for x in told)
+        verdict = Verdict(Outcome.SOME_CELLS, cells={each: outcomes[each] for each in Outcome if outcomes[each]})
     elif sizes:
         larger, ratio = math.prod(sizes) > 1, all(x.ratio for x in told)
         verdict = Verdict(Outcome.LARGER if larger else Outcome.SMALLER, sizes=(min(sizes), max(sizes)), ratio=ratio)

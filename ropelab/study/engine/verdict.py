@@ -68,7 +68,7 @@ class Verdict:
         measured: the measured figures in words.
         sizes: with LARGER and SMALLER, the least and the largest size of the effect, in stated sizes (`judging.size`).
         ratio: whether these sizes are those of ratios, whose size is a logarithm, and not of times or shares.
-        cells: with SOME_CELLS, the number of cells that hold, and the number of cells that can be told.
+        cells: with SOME_CELLS, the number of cells with each outcome, of those that can be told.
         undecided: the number of cells that the noise leaves open; they count nowhere.
         needs: with UNTOLD, the thing that is missing.
         remarks: further facts for the reader: a cause, a later fix, a limit of the evidence.
@@ -82,7 +82,7 @@ class Verdict:
     measured: str = ""
     sizes: tuple[float, float] | None = None
     ratio: bool = True
-    cells: tuple[int, int] | None = None
+    cells: Mapping[Outcome, int] | None = None
     undecided: int = 0
     needs: str = ""
     remarks: tuple[str, ...] = ()
@@ -94,14 +94,20 @@ class Verdict:
         if (self.outcome in (Outcome.LARGER, Outcome.SMALLER)) != (self.sizes is not None):
             raise ValueError(f"sizes: expected a pair with another size alone, got {self.sizes}")
         if (self.outcome is Outcome.SOME_CELLS) != (self.cells is not None):
-            raise ValueError(f"cells: expected a pair with {Outcome.SOME_CELLS!r} alone, got {self.cells}")
+            raise ValueError(f"cells: expected counts with {Outcome.SOME_CELLS!r} alone, got {self.cells}")
         if self.outcome is Outcome.UNTOLD and not self.needs:
             raise ValueError("needs: expected what would tell, got nothing")
 
     @property
     def words(self) -> str:
-        """The outcome with its numbers: "larger than stated (2.41 times the effect)", "holds (2 cells undecided)"."""
-        said = f"holds in {self.cells[0]} of {self.cells[1]} cells" if self.cells else str(self.outcome)
+        """The outcome with its numbers: "larger than stated (2.41 times the effect)", "holds (2 cells undecided)".
+
+        Cells are counted by outcome: "holds in 1, smaller than stated in 2 of 4 cells".
+        """
+        said = str(self.outcome)
+        if self.cells:
+            kept = [f"{each} in {n}" for each, n in self.cells.items() if n and each is not Outcome.FAILS]
+            said = f"{', '.join(kept)} of {sum(self.cells.values())} cells"
         if self.sizes and self.sizes[0] < 1 < self.sizes[1]:
             said = "smaller and larger than stated"
         if self.outcome is Outcome.UNTOLD:

@@ -214,8 +214,7 @@ def claims(ledger: pd.DataFrame) -> str:
     text = f"{len(ledger)} claims of {ledger.document.nunique()} documents: {authors.sum()} of their authors, "
     text += f"{(~authors).sum()} of reviewers.\n\n{outcomes(ledger)}\n{_counts(ledger, 'basis', list(Basis))}\n"
     untold = ledger[ledger.outcome == Outcome.UNTOLD].sort_values("id")
-    lacking = [[row.id, row.needs, _told_elsewhere(row.id)] for row in untold.itertuples()]
-    text += _table(["cannot be told", "for lack of", "other GPUs"], lacking) + "\n"
+    text += _table(["cannot be told", "for lack of"], untold[["id", "needs"]].values.tolist()) + "\n"
     for name, rows in (("authors", ledger[authors]), ("reviewers", ledger[~authors])):
         cells = [
             [row.id, row.statement, row.words, row.beyond.partition(": ")[0], row.basis] for row in rows.itertuples()
@@ -223,13 +222,6 @@ def claims(ledger: pd.DataFrame) -> str:
         head = [f"claims of {name}", "in our words", f"verdict on an {short(GPU)}", "beyond the document", "basis"]
         text += _table(head, cells) + "\n"
     return text
-
-
-def _told_elsewhere(claim: str) -> str:
-    """The verdicts of other GPUs on a claim that cannot be told on this one; "" if there are none."""
-    rows = kept.read()
-    rows = rows[(rows.id == claim) & (rows.gpu != GPU) & (rows.outcome != Outcome.UNTOLD)]
-    return "; ".join(f"{short(row.gpu)}: {row.words}" for row in rows.itertuples())
 
 
 def outcomes(ledger: pd.DataFrame) -> str:

@@ -1,5 +1,7 @@
 """The rule of the claim on TransformerEngine#3057 that is more than a comparison, and remarks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
@@ -13,6 +15,8 @@ from ropelab.study.engine.words import listed, value_range
 
 LINEAR = 0.99
 """The least share of the variance of times that a line explains, where a claim states that they scale."""
+MANY = 512
+"""The sequences from which on the empty blocks take nearly all of the old grid's time."""
 
 
 @rule("TE-01", "te_kernels")
@@ -32,11 +36,13 @@ def rows_times_sequences(claim: Claim, kernels: pd.DataFrame) -> Verdict:
         return fact(correlation > 0 and explained >= 100 * LINEAR).with_text(
             f"{ns:.2f} ns for each block and pass, {blocks.min():,} to {blocks.max():,} blocks; a line explains "
             f"{explained:.3f} % of the variance of {len(table)} times, all of {listed(table.tokens)} tokens",
-            ns=ns, most=blocks.max(), explained=explained, launches=len(table),
+            ns=ns, most=blocks.max(), rows=table.freqs_len.max(), explained=explained, launches=len(table),
         )  # fmt: skip
 
     table_b = findings.times(kernels, SUMMED).query("part == 'table B'")
-    return on_a_line(table_b).beside(on_a_line(findings.times(kernels).query("cp_size == 1")))
+    all_lengths = on_a_line(findings.times(kernels).query("cp_size == 1"))
+    wider = replace(all_lengths, numbers={"explained_beyond": all_lengths.numbers["explained"]})
+    return on_a_line(table_b).beside(wider)
 
 
 @remark("TE-01", "te_published_b")
@@ -50,7 +56,13 @@ def price_of_a_block(published: pd.DataFrame) -> str:
 
 @remark("TE-05", "te_kernels")
 def beside_the_packages(kernels: pd.DataFrame) -> str:
-    return findings.beside_the_packages(findings.times(kernels, SUMMED).query("part == 'table B'"))
+    table = findings.times(kernels, SUMMED).query("part == 'table B'")
+    said = [findings.beside_the_packages(table)]
+    if PACKAGES.old in table:
+        many = table[table.n_seqs >= MANY]
+        off = np.exp(np.log(many[OLD] / many[PACKAGES.old]).abs().max()) - 1
+        said.append(f"the old grid's time is at most {off:.1%} off that of {PACKAGES.old} from {MANY} sequences on")
+    return "; ".join(filter(None, said))
 
 
 @remark("TE-06", "te_kernels", "te_published_b")
