@@ -175,6 +175,8 @@ def test_an_edit_of_what_does_not_measure_changes_no_hash(edit):
     "edit, marked",
     [
         (("bench.timing", "def cache_bytes(", "def cache_bytes(more=0, "), {"timer"}),
+        (("bench.peers.liger", "to_bhsd(k, fmt)", "to_bhsd(k.clone(), fmt)"), {"timer"}),
+        (("bench.peers.formulas", "turns = torch.complex(", "turns = torch.polar("), {"timer"}),
         (("bench.dense", "def dense(", "def dense(more=0, "), {"dense"}),
         (
             ("bench.varlen_models", "def _rotate_token(", "def _rotate_token(more, "),
@@ -185,7 +187,14 @@ def test_an_edit_of_what_does_not_measure_changes_no_hash(edit):
             {"one_pass_cells", "one_pass_tiles", "paged_cache", "row_scales"},
         ),
     ],
-    ids=["the timer", "a study", "a kernel that several time", "an operation that several time"],
+    ids=[
+        "the timer",
+        "how a peer is called",
+        "a formula of our own",
+        "a study",
+        "a kernel that several time",
+        "an operation that several time",
+    ],
 )
 def test_an_edit_of_what_measures_changes_the_hash_of_those_that_reach_it(edit, marked):
     before, after = measuring_code.hashes(), measuring_code.hashes(measuring(edit))

@@ -3,10 +3,12 @@
 python -m ropelab.study.engine.measuring_code dense lengths     # for these studies, as their code is today
 
 The code of a study is each function, class and constant that its functions reach in ``bench`` and ``study``. What all
-studies share, which times calls, makes their inputs and holds their results to the formula, is the timer's. Published
-code has its own entry in a record, and how work is spread over processes is no part of a measurement.
+studies share, which times calls, makes their inputs and holds their results to the formula, is the timer's, and so are
+the adapters that call the peers. Published code has its own entry in a record, and how work is spread over processes is
+no part of a measurement.
 """
 
+import ast
 import json
 import re
 import sys
@@ -23,6 +25,7 @@ APART = (
     "bench.peers", "bench.fetch_peers", "bench.packages", "bench.processes", "bench.workers", "bench.side_by_side",
     "bench.in_parts", "bench.compiling", "bench.reached",
 )  # fmt: skip
+ADAPTERS = [f"bench.peers.{path.stem}" for path in sorted((ROOT / "ropelab" / "bench" / "peers").glob("[!_]*.py"))]
 
 
 def hashes(read: code_hash.Read = _SOURCES) -> dict[str, str]:
@@ -36,6 +39,7 @@ def hashes(read: code_hash.Read = _SOURCES) -> dict[str, str]:
     found = {name: reached(study.functions) for name, study in sorted(all_studies().items()) if study.timed}
     timer = reached({name for each in found.values() for name in each if name.startswith(SHARED)})
     own = {name: each.items() - timer.items() for name, each in found.items()}
+    timer |= {module: code_hash.digest(ast.parse(read(module) or b"")) for module in ADAPTERS}
     return {name: code_hash.digest(sorted(code)) for name, code in ({staleness.TIMER: timer.items()} | own).items()}
 
 
