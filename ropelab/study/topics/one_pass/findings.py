@@ -109,7 +109,7 @@ def beside_peers(frame: pd.DataFrame) -> pd.DataFrame:
         contender, ``""`` where the contender has no such operation.
     """
     found = times(frame[frame.tokens.isin(BESIDE_PEERS)])[[ONE, VLLM, FLASHINFER]]
-    table = found.map("{:.1f}".format, na_action="ignore")
+    table = found.map("{:.1f}".format, na_action="ignore").astype(object)
     heads = table.index.get_level_values("q_heads")
     usual = heads.isin(table.groupby("operation").apply(lambda rows: rows.index.get_level_values("q_heads")[0]))
     return table[table[FLASHINFER].notna() | (table[VLLM].notna() & usual)].fillna("")
