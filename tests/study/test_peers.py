@@ -383,7 +383,8 @@ def test_every_entry_is_pinned():
     for entry in LIST:
         if isinstance(entry, Commit):
             assert re.fullmatch(r"[\w.-]+/[\w.-]+", entry.repository) and re.fullmatch("[0-9a-f]{40}", entry.commit)
-            assert entry.files and all(re.fullmatch("[0-9a-f]{64}", sha256) for sha256 in entry.files.values())
+            files = entry.files | entry.read
+            assert files and all(re.fullmatch("[0-9a-f]{64}", sha256) for sha256 in files.values())
         else:
             assert re.fullmatch("[0-9a-f]{64}", entry.sha256) and entry.bytes > 0
             assert entry.download.startswith(f"{entry.name.replace('-', '_')}-{entry.version}")

@@ -114,7 +114,7 @@ def cosines_as_baseline(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame
 
 def another_compiler(grid: pd.DataFrame, document: pd.DataFrame) -> str:
     """What compiling does to RE in pairs, in the log and here."""
-    forward = timed(grid[grid.direction == OWN[1]]).rename(columns={"median_us": "ms"})
+    forward = timed(grid[grid.direction == OWN[1]], "RE llama").rename(columns={"median_us": "ms"})
     each = []
     for frame in (document, forward):
         times = frame[frame.contender == "RE llama"].pivot_table(index=SHAPE, columns="mode", values="ms")

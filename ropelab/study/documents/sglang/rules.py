@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from ropelab.bench.rows import is_right
+from ropelab.bench.rows import timed
 from ropelab.study.documents.sglang import findings, steps
 from ropelab.study.documents.sglang.contenders import FLASH_FULL, VLLM
 from ropelab.study.documents.sglang.evidence import THEIR_OPERATOR
@@ -86,18 +86,18 @@ remark("SG-04", "sglang_protocols")(_protocols(VLLM))
 def twice_as_long(protocols: pd.DataFrame) -> tuple[str, dict[str, object]]:
     """The cells in which flash-attn takes at least twice as long; the largest of all is the noise of the host."""
     found = steps.ratios(protocols, FLASH_FULL)
-    timed, graphs = ((found[step.name].dropna() >= 2).sum() for step in steps.STEPS[FLASH_FULL][:2])
-    said = f"at least twice in {timed} of {len(found)} cells by the document's timer, in {graphs} by CUDA graphs"
+    twice, graphs = ((found[step.name].dropna() >= 2).sum() for step in steps.STEPS[FLASH_FULL][:2])
+    said = f"at least twice in {twice} of {len(found)} cells by the document's timer, in {graphs} by CUDA graphs"
     return f"{said}; {_protocols(FLASH_FULL)(protocols)}", {
-        "timed_twice": timed, "graphs_twice": graphs, "cells": len(found),
+        "timed_twice": twice, "graphs_twice": graphs, "cells": len(found),
     }  # fmt: skip
 
 
 @remark("SG-10", "sglang_protocols")
 def arithmetic_mean(protocols: pd.DataFrame) -> tuple[str, dict[str, object]]:
     """The document does not say which mean it takes, and a ratio above 1 in one may be below 1 in the other."""
-    alike = steps.timed_alike(protocols)
-    times = alike[is_right(alike)].pivot_table(index="cell", columns="contender", values="median_us")
+    alike = timed(steps.timed_alike(protocols), "sgl_kernel", "second version")
+    times = alike.pivot_table(index="cell", columns="contender", values="median_us")
     mean = (times["sgl_kernel"] / times["second version"]).mean()
     return f"the arithmetic mean of the ratios of sgl_kernel is {mean:.2f}", {"arithmetic": mean}
 

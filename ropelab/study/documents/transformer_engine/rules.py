@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from ropelab.bench.rows import need
 from ropelab.study.documents.transformer_engine import evidence, findings
 from ropelab.study.documents.transformer_engine.grids import CODE, NEW, OLD, PACKAGES, canonical
 from ropelab.study.documents.transformer_engine.measure import SUMMED
@@ -88,6 +89,7 @@ def requests_of_a_warp(search: pd.DataFrame) -> str:
 def growth_with_one_search(kernels: pd.DataFrame) -> tuple[str, dict[str, object]]:
     """The growth from one sequence, which needs no search, to the most, by the document's protocol."""
     table = findings.times(kernels, SUMMED).query("part == 'table B'").set_index("n_seqs")
+    need(table.columns, NEW, PACKAGES.new, "ropelab")
     most = table.index.max()
     grown = {
         words: table[name][most] / table[name][1] - 1
