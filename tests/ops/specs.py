@@ -410,7 +410,7 @@ OPERATORS = {
     ),
     "assemble_mla": OpSpec(
         ropelab.assemble_mla, of_latent("q", "kv", "k_pe"), latent, leaves=("q", "kv", "k_pe"),
-        options={"out_layout": "interleaved"},
+        options={"out_layout": "interleaved", "inverse": True},
     ),
     "assemble_mla, in place": OpSpec(
         ropelab.assemble_mla, of_latent("q", "kv", "k_pe"), latent, written=("q",), options={"inplace": True},
@@ -421,7 +421,8 @@ OPERATORS = {
         options={"inplace": True, "copy_value": False},
     ),
     "assemble_mla_kv": OpSpec(
-        ropelab.assemble_mla_kv, of_latent("kv", "k_pe", "nope_dim"), latent, leaves=("kv", "k_pe"), full_width=True
+        ropelab.assemble_mla_kv, of_latent("kv", "k_pe", "nope_dim"), latent, leaves=("kv", "k_pe"), full_width=True,
+        options={"inverse": True},
     ),
     "assemble_mla_kv, a view": OpSpec(
         ropelab.assemble_mla_kv, of_latent("kv", "k_pe", "nope_dim"), latent, leaves=("kv", "k_pe"), full_width=True,

@@ -110,6 +110,18 @@ def test_kernels_have_the_bits_of_torch_operations(monkeypatch, operator, where,
         assert same([after], [was]), f"{key}: an element that the call must not write has changed"
 
 
+@pytest.mark.parametrize("shared", ["cos", "sin"])
+def test_sequences_may_share_one_of_two_tables(monkeypatch, shared):
+    forget(monkeypatch)
+    call = call_of("apply_rope", "each", *FORMS[0], device=DEVICE)
+    call[shared] = placed(call[shared], "expanded")
+    found = []
+    for backend in ("torch", "triton"):
+        with ropelab.use_backend(backend):
+            found.append(recorded("apply_rope", call))
+    assert same(*found)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_remembered_call_is_a_fresh_one(monkeypatch, name):

@@ -95,8 +95,10 @@ def test_gradients_of_autograd_are_those_of_torch_func(operator, where, layout, 
         found = torch.autograd.grad(y, values, weights[i], retain_graph=True, materialize_grads=True)
         assert_close(found, pull_back(tuple(zeros)))
     many = [torch.stack((w, -2 * w)) for w in weights]
-    found = torch.autograd.grad(ys, values, many, is_grads_batched=True, retain_graph=True)
-    assert_close(found, tuple(torch.stack((g, -2 * g)) for g in expected))
+    batched = torch.autograd.grad(ys, values, many, is_grads_batched=True, retain_graph=True)
+    mapped = torch.func.vmap(lambda *weights: torch.autograd.grad(ys, values, weights, retain_graph=True))(*many)
+    for found in (batched, mapped):
+        assert_close(found, tuple(torch.stack((g, -2 * g)) for g in expected))
     for i, x in enumerate(leaves):
         of_one = {key: t.detach() if key in leaves and key != x else t for key, t in call.items()}
         alone = results(operator, of_one)

@@ -224,6 +224,20 @@ def test_positions_and_a_start_are_refused_again(torch_backend, warm):
                     results(name, copied(call) | {table: torch.ones(40, 4)})
 
 
+@pytest.mark.parametrize("name", [name for name in LOOKED_UP if "seq_format" in OPERATORS[name].parameters])
+def test_positions_are_no_offsets(monkeypatch, torch_backend, name):
+    """One tensor: of a position for each token, or of an offset for each of as many sequences."""
+    call = arguments(name, "offsets", batch=2, tokens=2, seq_format="sbhd")
+    offsets = call.pop("offsets")
+    ways = [call | {"positions": offsets}, call | {"offsets": offsets}]
+    for first, second in (ways, ways[::-1]):
+        forget(monkeypatch)
+        expected = results(name, copied(second))
+        forget(monkeypatch)
+        results(name, copied(first))
+        assert same(results(name, copied(second)), expected)
+
+
 def test_memory_is_checked(torch_backend, warm):
     call, _ = warm("apply_rope, in place")
     overlapping = call["q"].clone()
