@@ -165,7 +165,7 @@ def test_markdown_keeps_tables_whole():
 
 @pytest.mark.process
 def test_the_examples_of_the_page_run_in_a_project(tmp_path):
-    page = (ROOT / "ropelab" / "study" / "site" / "guide" / "verify.md").read_text()
+    page = (ROOT / "docs" / "verify.md").read_text()
     example = re.search(r"```python\n(import my_rope.*?)```", page, re.S).group(1)
     assert set(re.findall(r'pytest_laws\(my_rope\.\w+, "(\w+)"', example)) == {*CONVENTIONS, *CACHE_CONVENTIONS}
     (tmp_path / "my_rope.py").write_text(RIGHT)

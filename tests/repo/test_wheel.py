@@ -154,7 +154,7 @@ def test_the_description_links_to_files_of_the_repository(wheel):
         if link.startswith(f"{repository}/"):
             kind, branch, path = link.removeprefix(f"{repository}/").split("/", 2)
             assert kind in ("blob", "raw") and branch == "main" and (ROOT / path).exists(), link
-    assert sum(f"{repository}/blob/main/ropelab/study/site/guide/" in a for a, _ in links) > 5
+    assert sum(f"{repository}/blob/main/docs/" in a for a, _ in links) > 5
 
 
 def test_the_library_names_nothing_that_only_a_checkout_has(wheel):

@@ -30,7 +30,7 @@ def checkout(tmp_path):
 
 def texts(root: Path) -> dict[str, bytes]:
     """The name of each committed text that is computed -> its content."""
-    patterns = ("README.md", "ropelab/study/site/guide/*.md", "data/figures/*", "data/verdicts.csv")
+    patterns = ("README.md", "docs/*.md", "data/figures/*", "data/verdicts.csv")
     found = (path for pattern in patterns for path in root.glob(pattern))
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in found}
 

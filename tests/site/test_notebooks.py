@@ -190,7 +190,7 @@ def test_the_report_links_to_its_own_list_of_records(tmp_path):
 
 def test_links_to_chapters_lead_to_notebooks():
     root = runner.ROOT
-    texts = [*NOTEBOOKS, root / "README.md", *(root / "ropelab" / "study" / "site" / "guide").glob("*.md")]
+    texts = [*NOTEBOOKS, root / "README.md", *(root / "docs").glob("*.md")]
     links = [(path, link) for path in texts for link in re.findall(r"\]\(([^)#:\s]*\.\w+)[)#]", path.read_text())]
     assert links and not [(path.name, link) for path, link in links if not (path.parent / link).resolve().is_file()]
     assert 'href="01_x.html#01_x-a"' in chapters.Writer().markdown("[x](../01_x.ipynb#a)")

@@ -49,7 +49,7 @@ def test_what_claims_and_the_tables_of_readme_rest_on_is_no_wide_sweep():
 
 
 def test_the_guide_names_the_wide_sweeps_and_counts_the_others():
-    text = (records.ROOT / "ropelab/study/site/guide/7_reproduce.md").read_text()
+    text = (records.ROOT / "docs/7_reproduce.md").read_text()
     wide = [name for name, study in registered.all_studies().items() if study.wide]
     listed = text.partition("The wide sweeps are ")[2].partition(".")[0]
     assert re.findall(r"`(\w+)`", listed) == wide

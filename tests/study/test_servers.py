@@ -113,7 +113,7 @@ def test_errors_of_logits_decide_which_tokens_may_differ():
 
 # ------------------------------------------------------------------------------------------------- the guide's tables
 
-PAGE = (records.ROOT / "ropelab/study/site/guide/serve.md").read_text()
+PAGE = (records.ROOT / "docs/serve.md").read_text()
 TIMES = {
     "decode 1": "per output token, batch 1", "decode 16": "per output token, batch 16",
     "decode 64": "per output token, batch 64", "prefill 8192": "prefill of 8,192 tokens",

@@ -3,7 +3,7 @@
 - `mathml`: markdown and formulas as HTML
 - `chapters`: an executed notebook as a page, its figures and its findings
 - `reference`: the public names of the library as pages, from their docstrings
-- `guide`: the pages of the folder ``guide``, in markdown
+- `guide`: the pages of the folder ``docs``, in markdown
 - `ledgers`: the claims of each document with their verdicts
 - `provenance`: when and where each record was measured
 - `bibliography`: the page of references

@@ -1,4 +1,4 @@
-"""Make a page of each markdown file in the folder ``guide``."""
+"""Make a page of each markdown file in the folder ``docs``, but for the list of them that GitHub shows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,9 +6,10 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from ropelab.bench.records import ROOT
 from ropelab.study.site.mathml import Writer
 
-PAGES = Path(__file__).parent / "guide"
+PAGES = ROOT / "docs"
 PARTS = {"6_claims": "Court", "8_notation": "Book", "9_references": "Book"}
 """The part of the site of a page that is not about the use of the library."""
 AFTER = {"serve": "3_drop_ins", "verify": "4_verify"}
@@ -28,7 +29,7 @@ class Page:
 
 def guides() -> list[Page]:
     """The pages in the order of their numbers."""
-    order = {path: (AFTER.get(path.stem, path.stem), path.stem in AFTER) for path in PAGES.glob("*.md")}
+    order = {path: (AFTER.get(path.stem, path.stem), path.stem in AFTER) for path in PAGES.glob("[0-9a-z]*.md")}
     return [_page(path) for path in sorted(order, key=order.__getitem__)]
 
 

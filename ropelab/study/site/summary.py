@@ -35,7 +35,7 @@ COLUMNS = {
 """Column of a table -> the contender that the column shows."""
 CONFIGURATIONS = records.ROOT / "data" / "models" / "configurations.csv"
 README = records.ROOT / "README.md"
-GUIDE = records.ROOT / "ropelab" / "study" / "site" / "guide"
+GUIDE = records.ROOT / "docs"
 FIGURES = records.ROOT / "data" / "figures"
 GPU = records.REFERENCE
 """The GPU whose records and verdicts the texts show, whatever GPU is at hand."""
