@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 
 import ropelab
-from ropelab.angles.frequencies import inverse_frequencies, linear, ntk_aware, yarn
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.angles.model_config import rope_from_config
 from ropelab.bench.exact_waves import exact_waves
 from ropelab.bench.rows import is_right, need
@@ -49,20 +49,6 @@ def octave(top: int, samples: int) -> torch.Tensor:
     steps = 2 ** torch.arange(top.bit_length() - 1)
     edges = torch.cat([top // 2 + steps, top - steps])
     return torch.cat([chosen, edges - 1, edges, edges + 1, torch.tensor([top])]).clamp(first, top).unique()
-
-
-def slowed(rotary_dim: int, base: float, scale: float, trained: int) -> pd.DataFrame:
-    """The factor by which each scaling slows some planes down, and their turns in a context of ``trained`` tokens."""
-    frequencies = inverse_frequencies(rotary_dim, base)
-    scaled = {
-        "interpolation": linear(rotary_dim, base, scale),
-        "NTK-aware": ntk_aware(rotary_dim, base, scale),
-        "YaRN": yarn(rotary_dim, base, scale, trained),
-    }
-    turns = {"turns in the trained context": trained * frequencies / (2 * math.pi)}
-    planes = pd.DataFrame(turns | {name: frequencies / slower for name, slower in scaled.items()})
-    last = rotary_dim // 2 - 1
-    return planes.iloc[sorted({*range(0, last + 1, max(1, rotary_dim // 16)), last})].rename_axis("plane")
 
 
 # ------------------------------------------------------------------------------------------ angles and rotated pairs

@@ -1,0 +1,48 @@
+"""Run cells of a chapter in this process, with other parameters or with an edit that a reader makes."""
+
+import linecache
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+
+from ropelab.study.engine import findings, notebook
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+
+def run(monkeypatch, chapter: str, *cells: str, edit: tuple[str, str, str] | None = None, **given) -> SimpleNamespace:
+    """The names that a chapter has after the cell of its parameters, its imports and ``cells``.
+
+    Args:
+        chapter: the number of the chapter, ``"01"``.
+        edit: the id of a cell, the text in it that a reader replaces, and the new text.
+        given: values of parameters.
+
+    Returns:
+        The names of the cells, and ``findings``: the texts of the findings that they show.
+    """
+    (path,) = NOTEBOOKS.glob(f"{chapter}_*.ipynb")
+    sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells}
+    if edit:
+        cell, old, new = edit
+        assert old in sources[cell], f"{cell}: the text that a reader is to replace is gone"
+        sources[cell] = sources[cell].replace(old, new)
+    shown: list[str] = []
+
+    def display(*_, metadata=None, **__):
+        shown.extend(text for key, text in (metadata or {}).items() if key == findings.FINDING)
+
+    monkeypatch.chdir(NOTEBOOKS)
+    monkeypatch.setattr("IPython.display.display", display)
+    monkeypatch.setattr(notebook, "begin", lambda: None)
+    names: dict = {"__name__": path.stem, "findings_shown": shown}
+    first = next(name for name in sources if "parameters." in sources[name])
+    for cell in ("parameters", first, *cells):
+        source = sources[cell]
+        linecache.cache[cell] = (len(source), None, source.splitlines(keepends=True), cell)  # for a kernel's source
+        exec(compile(source, cell, "exec"), names)
+        if cell == "parameters":
+            assert given.keys() <= names.keys(), f"{path.stem} has no parameter {given.keys() - names.keys()}"
+            names |= given
+    return SimpleNamespace(**names)

@@ -1,0 +1,66 @@
+"""What the chapters teach: their laws beside the records, and what a reader sees who changes something."""
+
+import pytest
+
+pytest.importorskip("IPython")
+
+from tests.site.cells import run  # noqa: E402
+
+
+def test_both_ramps_of_yarn(monkeypatch):
+    """Plane 24 and 32 of Llama 3 at 8 times its context: the paper's ramp over turns, and the code's over planes."""
+    slowed = run(monkeypatch, "02", "scalings-table").slowed
+    assert slowed["YaRN, the paper"][[24, 32]].tolist() == pytest.approx([2.74, 6.72], abs=0.005)
+    assert slowed["YaRN, the code"][[24, 32]].tolist() == pytest.approx([1.45, 3.58], abs=0.005)
+
+
+def test_large_positions_come_no_nearer_to_the_bounds(monkeypatch):
+    near, far = (run(monkeypatch, "01", "evidence-figure", first_position=first).evidence for first in (4000, 100_000))
+    assert near.fraction.max() <= 1 and far.fraction.max() <= 1
+    assert far.fraction.max() < 1.05 * near.fraction.max()
+
+
+def test_a_smaller_base_costs_bf16_positions_nothing(monkeypatch):
+    """The angle of the fastest plane is the position, whatever the base; slower planes lose by the frequency."""
+    found = [run(monkeypatch, "02", "rotations-figure", smoke=True, base=base).found for base in (5e5, 1e4)]
+    errors = [frame.groupby("method").angle_error.max() for frame in found]
+    change = errors[1] / errors[0]
+    assert change["bf16 positions"] == pytest.approx(1) and change.max() > 1.02
+
+
+def test_slow_planes_are_nearly_right_under_the_wrong_backward(monkeypatch):
+    errors = run(monkeypatch, "03", "measured-figure", positions=1024).errors
+    last = errors[errors.position == 1023]
+    assert last.error.iloc[-1] < 0.3 and last.error.iloc[0] > 0.3
+
+
+def test_other_lengths_keep_the_bits(monkeypatch):
+    checks = run(monkeypatch, "06", "live-laws", lengths=[16, 0, 48, 8], padding=0).checks
+    assert checks.all(axis=None)
+
+
+def test_orthogonal_rows_commute_and_no_map_serves_all_heads(monkeypatch):
+    """Of both obstacles to absorb a rotation, orthogonal rows remove that of one head."""
+    made = "torch.randn(128, 512).double()\nq_pe"
+    before = run(monkeypatch, "07", "mla-absorption")
+    edit = "mla-absorption", made, made.replace("\n", "\nW = torch.linalg.qr(W.T).Q.T\n")
+    after = run(monkeypatch, "07", "mla-absorption", edit=edit)
+    apart = [(names.both_sides - names.gram).norm() / names.gram.norm() for names in (before, after)]
+    assert apart[0] > 0.1 and apart[1] < 1e-12
+    missed = (after.heads @ after.best - after.wanted).norm() / after.wanted.norm()
+    assert missed > 0.5
+
+
+def test_more_key_heads_make_the_pass_a_smaller_share(monkeypatch):
+    shares = [run(monkeypatch, "08", "law-cell", k_heads=count).rates["pass / product"] for count in (8, 32)]
+    assert (shares[1].str.rstrip("%").astype(float) < shares[0].str.rstrip("%").astype(float)).all()
+
+
+def test_another_model_keeps_the_laws(monkeypatch, capsys):
+    run(monkeypatch, "10", "live", edit=("live", '"qwen3"', '"gemma3"'))
+    said = capsys.readouterr().out
+    assert "right" in said and "wrong" not in said
+
+
+def test_other_ranks_get_the_same_bits(monkeypatch):
+    assert run(monkeypatch, "11", "bits-live", live_shards=[[2, 0], [4, 3]]).equal.all()
