@@ -7,7 +7,7 @@ import torch
 
 from ropelab import apply_rope
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench.compare import progress
+from ropelab.bench.cells import progress
 from ropelab.bench.exact_waves import exact_waves
 from ropelab.bench.unavailable import Unavailable
 from ropelab.conformance.bounds import Arithmetic, rotate_exactly, rotation_bound

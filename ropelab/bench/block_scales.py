@@ -5,17 +5,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
-from unittest import mock
 
 import pandas as pd
 import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import copies, packages, same_places, timing
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench import copies, packages, replaced, same_places, timing
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
 from ropelab.bench.paged_cache import OURS, VLLM
 from ropelab.bench.peers import vllm, vllm_triton
+from ropelab.bench.rows import are_copies
 from ropelab.bench.workloads import Workload
 from ropelab.kernels.block_scales import Page
 from ropelab.kernels.block_scales_torch import rows_of_cache
@@ -190,7 +191,7 @@ class Output(Case):
             return operators.inv_rope_fp8_quant(call["x"], call["positions"], call["table"], *numbers)
 
         def in_turn(call):
-            with mock.patch.object(operators.platform, "is_arch_support_pdl", lambda: False):
+            with replaced.attributes(operators.platform, is_arch_support_pdl=lambda: False):
                 return run(call)
 
         return {VLLM: run, IN_TURN: in_turn}, operators.version, operators.sha256
@@ -331,7 +332,7 @@ def block_scales(*, smoke: bool = False, device: torch.device | str = "cuda") ->
     Columns: operation, tokens, heads, head_dim, rotary_dim, bytes (that must move), scales (the dtype of scales);
         contender, status, median_us, q20_us, q80_us, samples; fraction_of_copy; version and sha256 of the code of a
         package. The copies copy q, and their time is multiplied by the share of the bytes that must move.
-        `same_places.NAME` is the fastest copy that reads q and writes as many elements as the operator, of the same
+        `SAME_PLACES` is the fastest copy that reads q and writes as many elements as the operator, of the same
         size.
     """
     described = progress(
@@ -360,7 +361,7 @@ def _compare(case: Case, device: torch.device | str, rounds: int) -> pd.DataFram
     timed |= same_places.contenders([case.parts(call) for call in sets])
     with torch.no_grad():
         frame = copies.with_fraction(same_places.fastest_alone(timing.gpu_times(timed, rounds=rounds)))
-    is_copy = frame.contender.str.startswith(copies.PREFIX)
+    is_copy = are_copies(frame)
     share = case.bytes / (4 * case.numel)
     frame = frame.assign(fraction_of_copy=frame.fraction_of_copy.where(is_copy, frame.fraction_of_copy * share))
     frame = tidy(frame, case.columns, {name: why for name, why in status.items() if why != "ok"})

@@ -11,7 +11,8 @@ import torch
 
 from ropelab.bench import copies, in_parts, timing
 from ropelab.bench.cache_operations import EPS, LatentCache, NormAndCache, Operation, Tensors, WholeLatentCache
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
 from ropelab.bench.paged_cache import calls, fraction_of_bytes
 from ropelab.kernels import Norm, Rotation, paged_cache_triton
 from ropelab.kernels.paged_cache_triton import CacheTile

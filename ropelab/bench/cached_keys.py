@@ -13,7 +13,8 @@ from ropelab import reference
 from ropelab.bench import copies, same_places, timing
 from ropelab.bench.agreement import disagreement
 from ropelab.bench.cache_operations import PAGE, POSITIONS, Tensors, as_bytes
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
 from ropelab.bench.workloads import Workload
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
 from ropelab.layout.pairing import LAYOUTS

@@ -1,8 +1,6 @@
 """Time peers and copies of one workload in the same rounds, as most studies need it."""
 
-import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +10,6 @@ import torch
 from ropelab.bench import copies, peers, timing
 from ropelab.bench.packages import NotInstalled
 from ropelab.bench.workloads import DIRECTIONS, Buffers, Workload
-from ropelab.progress import ProgressLine
 
 
 def compare(shape: Workload, contenders: Sequence[peers.Peer], *, rounds: int, sets: int | None = None) -> pd.DataFrame:
@@ -106,14 +103,3 @@ def tidy(frame: pd.DataFrame, identity: Mapping[str, object], status: Mapping[st
     untimed = pd.DataFrame({"contender": list(status or {}), "status": list((status or {}).values())})
     frame = pd.concat([frame, untimed], ignore_index=True) if len(untimed) else frame.reset_index(drop=True)
     return pd.concat([pd.DataFrame([identity] * len(frame)), frame], axis=1)
-
-
-def progress(items: Iterable, describe: Callable[[object], str]):
-    """Yield the items, and show after each item how long it took and how long the rest will take."""
-    items, line = list(items), ProgressLine(sys.stdout, every=0)
-    for number, item in enumerate(items, 1):
-        started = time.monotonic()
-        yield item
-        seconds = time.monotonic() - started
-        line.show(f"    {number:2}/{len(items)} {describe(item):40} {seconds:6.1f} s; {line.left(number, len(items))}")
-    line.end()

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from ropelab.bench import cells as of_study
 from ropelab.bench import workers
 from ropelab.bench.model_cells import Cell, on_meta
 from ropelab.kernels.tiles import FlatTile, Tile
@@ -15,9 +16,9 @@ Tiles = Sequence[Tile | FlatTile]
 def ahead(cells: Iterable[tuple[Cell, Tiles]]) -> None:
     """Compile the kernel of each call with each of its tiles, on all cores, into Triton's folder of compiled kernels.
 
-    Without a GPU the function does nothing.
+    Without a GPU, and where a caller has chosen a few cells, the function does nothing.
     """
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and not of_study.are_chosen():
         for _ in workers.spread((), [(_compile, arguments) for arguments in cells]):
             pass
 

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-PREFIX = "copy: "
-"""The name of every copy begins with this prefix."""
+from ropelab.bench.names import PREFIX
+from ropelab.bench.rows import are_copies
 
 _TRITON_COPIES = ((1024, 4), (2048, 4), (4096, 4), (2048, 8), (4096, 8), (8192, 8))
 
@@ -49,7 +49,7 @@ def contenders(sets: Sequence[Sequence[torch.Tensor]]) -> dict[str, Callable[[],
 
 def with_fraction(frame: pd.DataFrame) -> pd.DataFrame:
     """``frame`` with ``fraction_of_copy``: the median of the fastest copy over the median of each contender."""
-    is_copy = frame.contender.str.startswith(PREFIX)
+    is_copy = are_copies(frame)
     return frame.assign(fraction_of_copy=frame[is_copy].median_us.min() / frame.median_us)
 
 

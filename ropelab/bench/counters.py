@@ -15,12 +15,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest import mock
 
 import pandas as pd
 import torch
 
-from ropelab.bench import compiling, ncu, records, timing
+from ropelab.bench import cells, ncu, records, timing
 from ropelab.bench.studies import STUDIES
 from ropelab.bench.worst_calls import OURS, described, keys, worst
 
@@ -99,8 +98,8 @@ def prepared(study: Callable, calls: int, ranges: Wanted, count: Callable[[timin
     """Run the cells of a study that have wanted calls, and count the wanted contenders; nothing is timed.
 
     Args:
-        study: a function that goes through its cells with ``progress``, a name in its module, and calls
-            `timing.gpu_times` equally often in each cell.
+        study: a function that goes through its cells with `cells.progress`, and calls `timing.gpu_times` equally often
+            in each cell.
         calls: the number of calls of `timing.gpu_times` in a whole run.
         count: a function of a call on one set of buffers and of the number of its range.
 
@@ -113,8 +112,7 @@ def prepared(study: Callable, calls: int, ranges: Wanted, count: Callable[[timin
     """
     coming: list[int] = []
 
-    def chosen(cells, describe) -> Iterator:
-        cells = list(cells)
+    def chosen(cells: list) -> Iterator:
         each, rest = divmod(calls, len(cells))
         if rest or not each:
             raise ValueError(f"expected as many calls in each of {len(cells)} cells, got {calls} calls")
@@ -123,7 +121,7 @@ def prepared(study: Callable, calls: int, ranges: Wanted, count: Callable[[timin
             if not ranges.keys().isdisjoint(coming):
                 yield cell
 
-    def instead(contenders: Mapping[str, Callable[[], Sequence[timing.Call]]], **options) -> pd.DataFrame:
+    def instead(contenders: Mapping[str, Callable[[], Sequence[timing.Call]]]) -> pd.DataFrame:
         number = coming.pop(0)
         for name, place in ranges.get(number, {}).items():
             if name not in contenders:
@@ -132,12 +130,7 @@ def prepared(study: Callable, calls: int, ranges: Wanted, count: Callable[[timin
         times = dict.fromkeys(("median_us", "q20_us", "q80_us"), float(number))
         return pd.DataFrame([{"contender": name, "status": "ok", **times, "samples": 1} for name in contenders])
 
-    module = sys.modules[getattr(study, "func", study).__module__]
-    with (
-        mock.patch.object(module, "progress", chosen),
-        mock.patch.multiple(timing, gpu_times=instead, cache_bytes=lambda: 1),  # one set of buffers
-        mock.patch.object(compiling, "ahead", lambda cells: None),  # it would compile every cell
-    ):
+    with cells.chosen(chosen), timing.instead(instead):  # with one set of buffers
         return study()
 
 

@@ -22,7 +22,8 @@ import ropelab
 from ropelab import reference
 from ropelab.bench import packages, timing
 from ropelab.bench.agreement import disagreement
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
 from ropelab.bench.peers import sglang_kernel, vllm
 from ropelab.kernels.rotation import Rotation
 from ropelab.kernels.tensors import RotateTensors

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pandas as pd
 
 from ropelab.bench import in_parts, peers, timing
-from ropelab.bench.compare import compare, progress
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import compare
 from ropelab.bench.peers import quack
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, FEW_TOKENS_CELLS, FORMATS, LENGTHS, Cell
 from ropelab.layout.pairing import LAYOUTS

@@ -10,15 +10,13 @@ import torch
 
 from ropelab import apply_rope, qkv_rope, qkv_rope_and_cache, rope_and_cache, rotary_table
 from ropelab.bench import peers, timing
-from ropelab.bench.compare import bind, checked, progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import bind, checked, tidy
+from ropelab.bench.names import BOTH, CALLS, NO_GRAD, PLAIN, RECORDED
 from ropelab.bench.projection import Projection
 from ropelab.bench.workloads import DENSE_CELLS, Buffers
 from ropelab.layout.pairing import LAYOUTS
 
-NO_GRAD, PLAIN, RECORDED, BOTH = "no_grad", "plain tensors", "recorded", "forward and backward"
-"""Calls under ``torch.no_grad()``; calls in grad mode with tensors that need no gradient; calls that autograd records,
-because the tensors need a gradient; and such calls with their backward."""
-CALLS = NO_GRAD, PLAIN, RECORDED, BOTH
 LINEAR, STEPS, ONE_CALL, ON_PATH = "F.linear", "F.linear and apply_rope", "qkv_rope", 'qkv_rope(path="{}")'
 CACHED_STEPS, CACHED = "F.linear and rope_and_cache", "qkv_rope_and_cache"
 TOKENS = 1, 64, 512, 4096, 16384

@@ -18,7 +18,8 @@ import ropelab
 from ropelab import reference
 from ropelab.bench import copies, in_parts, packages, same_places, timing
 from ropelab.bench.agreement import disagreement
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
 from ropelab.bench.peers import megatron
 from ropelab.bench.workloads import DIRECTIONS
 from ropelab.layout import pairing
@@ -211,7 +212,7 @@ def latent_attention(*, smoke: bool = False, device: torch.device | str = "cuda"
 
     Columns: seq_format, tokens, heads, nope_dim, rotary_dim, value_dim, sequences, dtype, part, direction; contender,
         status, median_us, q20_us, q80_us, samples; fraction_of_copy; version and sha256 of the file of a package. The
-        copy moves the bytes that must move: see `must_move`. `same_places.NAME` is the fastest copy of the features of
+        copy moves the bytes that must move: see `must_move`. `SAME_PLACES` is the fastest copy of the features of
         q that rotate, each to its own place.
     """
     cases = [

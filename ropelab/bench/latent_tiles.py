@@ -10,7 +10,8 @@ import pandas as pd
 import torch
 
 from ropelab.bench import copies, timing
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
 from ropelab.bench.latent_attention import Latent
 from ropelab.kernels import Rotation, latent_triton
 from ropelab.kernels.tensors import LatentGradients, LatentTensors, TailTensors

@@ -8,8 +8,10 @@ import pandas as pd
 import torch
 
 from ropelab.bench import compiling, copies, peers, same_places, timing
-from ropelab.bench.compare import bind, checked, progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import bind, checked, tidy
 from ropelab.bench.model_cells import Call, Cell, cells, on_meta
+from ropelab.bench.names import SAME_PLACES
 from ropelab.bench.workloads import Buffers
 from ropelab.kernels import rotate_torch
 from ropelab.kernels.tensors import RotateTensors
@@ -88,7 +90,7 @@ def against_copies(contenders: dict[str, Callable], calls: Sequence[Call], round
     frame = timing.gpu_times(contenders | copied, rounds=rounds, graph_ms=0.3)
     frame = same_places.fastest_alone(copies.with_fraction(frame))
     copy_us = frame[frame.contender.isin(copied)].median_us.min()
-    places_us = frame[frame.contender == same_places.NAME].median_us.min()
+    places_us = frame[frame.contender == SAME_PLACES].median_us.min()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # the graphs have memory of their own
     return frame[frame.contender.isin(contenders)].assign(copy_us=copy_us, places_us=places_us)

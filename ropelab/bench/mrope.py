@@ -16,7 +16,9 @@ import torch
 
 import ropelab
 from ropelab.bench import copies, timing
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
+from ropelab.bench.rows import are_copies
 from ropelab.bench.workloads import Workload
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.positions.axes import grid_positions, mrope_axes, text_positions
@@ -104,7 +106,7 @@ def _compare(model: Model, layout: str, tokens: int, step: str, rounds: int) -> 
     }
     timed |= {GATHER: lambda: [gather]} | copies.contenders(sets)
     frame = copies.with_fraction(timing.gpu_times(timed, rounds=rounds))
-    is_copy = frame.contender.str.startswith(copies.PREFIX)
+    is_copy = are_copies(frame)
     best = frame[is_copy].nsmallest(1, "median_us").assign(contender="copy")
     frame = pd.concat([frame[~is_copy], best], ignore_index=True)
     torch.cuda.empty_cache()  # the graphs have memory of their own

@@ -19,11 +19,10 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from unittest import mock
 
 import torch
 
-from ropelab.bench import fetch_peers
+from ropelab.bench import fetch_peers, replaced
 from ropelab.bench.unavailable import Unavailable
 
 PEERS = Path(__file__).resolve().parents[2] / "build" / "peers"
@@ -180,7 +179,7 @@ def _sha256(file: Path, size: int, changed_ns: int) -> str:
 @contextmanager
 def _sources_only() -> Iterator[None]:
     """Imports within the context read no bytecode that lies beside the sources, and write none."""
-    with mock.patch.multiple(sys, pycache_prefix=os.devnull, dont_write_bytecode=True):
+    with replaced.attributes(sys, pycache_prefix=os.devnull, dont_write_bytecode=True):
         yield
 
 

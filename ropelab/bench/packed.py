@@ -9,7 +9,8 @@ import torch
 import ropelab
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import peers, varlen_models
-from ropelab.bench.compare import compare, progress
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import compare
 from ropelab.bench.workloads import Workload
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS

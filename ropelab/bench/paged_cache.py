@@ -21,8 +21,10 @@ from ropelab.bench.cache_operations import (
     WholeLatentCache,
     as_bytes,
 )
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
 from ropelab.bench.peers import flashinfer, vllm
+from ropelab.bench.rows import are_copies
 from ropelab.layout.pairing import LAYOUTS
 
 OURS, SEPARATE, VLLM, FLASHINFER = "ropelab, one launch", "ropelab, separate launches", "vLLM", "FlashInfer"
@@ -41,7 +43,7 @@ def paged_cache(*, smoke: bool = False, device: torch.device | str = "cuda") -> 
         (an entry of the cache in heads), head_dim, dtype, layout, bytes (that must move); contender, status, median_us,
         q20_us, q80_us, samples; fraction_of_copy; version and sha256 of the library of a package. The copy reads the
         tensors that the operation must read, and writes as many bytes. Where the operation writes fewer bytes, the time
-        of the copy is multiplied by the share of the bytes that must move. `same_places.NAME` is the fastest copy that
+        of the copy is multiplied by the share of the bytes that must move. `SAME_PLACES` is the fastest copy that
         reads and writes what the operation must; it is absent where the copy does the same.
     """
     cases = [NormAndCache(1), LatentCache(1)] if smoke else headline_cases()
@@ -102,7 +104,7 @@ def fraction_of_bytes(frame: pd.DataFrame, case: Operation, copied: Sequence[tor
     """``frame`` with ``fraction_of_copy``, where the copies copied the tensors ``copied``: see `paged_cache`."""
     frame = copies.with_fraction(frame)
     share = case.bytes / (2 * sum(x.numel() * x.itemsize for x in copied))
-    is_copy = frame.contender.str.startswith(copies.PREFIX)
+    is_copy = are_copies(frame)
     return frame.assign(fraction_of_copy=frame.fraction_of_copy.where(is_copy, frame.fraction_of_copy * share))
 
 

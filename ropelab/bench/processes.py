@@ -19,9 +19,10 @@ from functools import cache
 from multiprocessing import get_all_start_methods, get_context, parent_process
 from multiprocessing.context import BaseContext
 from typing import Any
-from unittest import mock
 
 import torch
+
+from ropelab.bench import replaced
 
 INTERPRET = "TRITON_INTERPRET"
 COMPILER = "torch._inductor.compile_fx"
@@ -128,9 +129,8 @@ def environment(interpret: bool):
     Args:
         interpret: whether Triton interprets kernels. Inductor compiles without further processes in either case.
     """
-    changed = {name: value for name, value in os.environ.items() if name != INTERPRET}
-    changed |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"} | ({INTERPRET: "1"} if interpret else {})
-    return mock.patch.dict(os.environ, changed, clear=True)
+    changed = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} | ({INTERPRET: "1"} if interpret else {})
+    return replaced.entries(os.environ, changed, without=[INTERPRET])
 
 
 def start_server(modules: Sequence[str] = ()) -> bool:
@@ -147,7 +147,7 @@ def start_server(modules: Sequence[str] = ()) -> bool:
     from multiprocessing import forkserver  # which other systems may not have
 
     get_context("forkserver").set_forkserver_preload(list(modules))
-    with environment(interpret=False), mock.patch.dict(os.environ, _OF_SERVER), _no_interruption():
+    with environment(interpret=False), replaced.entries(os.environ, _OF_SERVER), _no_interruption():
         forkserver.ensure_running()
     return True
 

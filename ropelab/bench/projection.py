@@ -7,18 +7,19 @@ adjacent pairs. "cuBLAS" is the product alone, which no contender can undercut w
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from unittest import mock
 
 import pandas as pd
 import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import copies, packages, timing
+from ropelab.bench import copies, packages, replaced, timing
 from ropelab.bench.agreement import disagreement
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
 from ropelab.bench.peers import quack
 from ropelab.bench.projection_law import Product
+from ropelab.bench.rows import are_copies
 from ropelab.call import operation, projection
 from ropelab.kernels import Rotation, backend
 from ropelab.kernels.tensors import ProjectionTensors
@@ -225,7 +226,7 @@ def _tiles(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
     def with_tile(tile, x, weight):
         plan = partial(kernels.plan_project, tile=kernels.ProjectionTile(*tile))
         calls = operation.PreparedCalls()
-        with mock.patch.object(kernels, "plan_project", plan), mock.patch.object(operation, "prepared_calls", calls):
+        with replaced.attributes(kernels, plan_project=plan), replaced.attributes(operation, prepared_calls=calls):
             return ours(x, weight)
 
     found = {"x".join(map(str, tile)): partial(with_tile, tile) for tile in TILES}
@@ -284,7 +285,7 @@ def _compare(case: Projection, find: Callable, device: torch.device | str, round
     timed = {name: partial(_calls, run, tensors.sets) for name, run in right.items()}
     moved = [[torch.empty(case.pass_bytes // 4, dtype=torch.bfloat16, device=device)] for _ in tensors.sets]
     frame = timing.gpu_times(timed | copies.contenders(moved), rounds=rounds)
-    is_copy = frame.contender.str.startswith(copies.PREFIX)
+    is_copy = are_copies(frame)
     fastest = frame[is_copy].sort_values("median_us").head(1).assign(contender=COPY)
     frame = tidy(pd.concat([frame[~is_copy], fastest]), case.columns, status)
     torch.cuda.empty_cache()  # the graphs have memory of their own

@@ -15,7 +15,8 @@ import torch
 
 from ropelab import apply_qk_norm_rope, apply_rope
 from ropelab.bench import timing
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
 from ropelab.bench.projection import ALONE, KERNEL, OURS, PRODUCT, Projection, Tensors, alone, on_path
 from ropelab.call.projection import Heads
 from ropelab.layout.pairing import LAYOUTS

@@ -11,7 +11,8 @@ import torch._functorch.config
 import ropelab
 from ropelab import reference
 from ropelab.bench import copies, in_parts, qk_norm_in_qkv, timing
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
 from ropelab.bench.workloads import DENSE_CELLS, Buffers, Workload
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from ropelab.bench import code_hash
+from ropelab.bench import code_hash, replaced
 from ropelab.kernels import HAS_TRITON
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
@@ -39,7 +38,7 @@ def noted() -> Iterator[set[str]]:
 
     _NOTING.append(found)
     try:
-        with mock.patch.object(CompiledKernel, "__init__", made):
+        with replaced.attributes(CompiledKernel, __init__=made):
             yield found
     finally:
         _NOTING[:] = [each for each in _NOTING if each is not found]

@@ -11,7 +11,8 @@ import ropelab
 from ropelab.bench import copies, same_places, timing
 from ropelab.bench.agreement import disagreement
 from ropelab.bench.cache_operations import NormAndCache, Tensors, WholeLatentCache, as_bytes
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
 from ropelab.bench.paged_cache import TOKENS, calls, fraction_of_bytes
 from ropelab.layout.pairing import LAYOUTS
 

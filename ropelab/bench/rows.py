@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from ropelab.bench.names import PREFIX
 from ropelab.bench.records import Unusable
 
 
@@ -27,6 +28,11 @@ def need(present: Iterable[str], *names: str) -> None:
 def is_right(frame: pd.DataFrame) -> pd.Series:
     """Whether each row's contender ran and gave a right result; True in a table without the column ``status``."""
     return frame.status == "ok" if "status" in frame else pd.Series(True, frame.index)
+
+
+def are_copies(frame: pd.DataFrame) -> pd.Series:
+    """Whether each row is that of a copy."""
+    return frame.contender.str.startswith(PREFIX)
 
 
 def timed(frame: pd.DataFrame, *needed: str) -> pd.DataFrame:

@@ -15,10 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ropelab.bench.names import SAME_PLACES
 from ropelab.kernels.tiles import ACCESS_BYTES
-
-NAME = "copy to the same places"
-"""The contender in a record."""
 
 _PROGRAMS = ((128, 4), (256, 4), (512, 4), (1024, 4), (512, 8))
 """(accesses, warps) of a program."""
@@ -124,7 +122,8 @@ def copy(parts: Sequence[Part], *, block: int = 256, warps: int = 4) -> None:
 def contenders(sets: Sequence[Sequence[Part]]) -> dict[str, Callable[[], list[Callable]]]:
     """The copies as contenders of `timing.gpu_times`; each element of ``sets`` holds the parts of one call."""
     return {
-        f"{NAME}: {block} accesses, {warps} warps": partial(_calls, sets, block, warps) for block, warps in _PROGRAMS
+        f"{SAME_PLACES}: {block} accesses, {warps} warps": partial(_calls, sets, block, warps)
+        for block, warps in _PROGRAMS
     }
 
 
@@ -133,10 +132,10 @@ def _calls(sets: Sequence[Sequence[Part]], block: int, warps: int) -> list[Calla
 
 
 def fastest_alone(frame: pd.DataFrame) -> pd.DataFrame:
-    """``frame`` with one row instead of the rows of the copies: the row of the fastest copy, as ``NAME``."""
-    mine = frame.contender.str.startswith(NAME)
+    """``frame`` with one row instead of the rows of the copies: the row of the fastest copy, as ``SAME_PLACES``."""
+    mine = frame.contender.str.startswith(SAME_PLACES)
     if not mine.any():
         return frame
     times = frame[mine].median_us
     best = frame.loc[[times.idxmin() if times.notna().any() else times.index[0]]]
-    return pd.concat([frame[~mine], best.assign(contender=NAME)], ignore_index=True)
+    return pd.concat([frame[~mine], best.assign(contender=SAME_PLACES)], ignore_index=True)

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 
 from ropelab import apply_rope, rotary_frequencies
-from ropelab.bench import packages
+from ropelab.bench import packages, replaced
 from ropelab.bench.peers import flashinfer, vllm
 from ropelab.kernels import INTERPRETED
 from ropelab.layout.pairing import LAYOUTS
@@ -139,9 +138,9 @@ def _flash_attn() -> ModuleType:
     kernels = packages.load_file("flash-attn", version, "flash_attn/ops/triton/rotary.py")
     if not torch.cuda.is_available():
         kernels.torch = _TorchWithoutGPU()
-    with mock.patch.dict(sys.modules, {"flash_attn.ops.triton.rotary": kernels}):
+    with replaced.entries(sys.modules, {"flash_attn.ops.triton.rotary": kernels}):
         if importlib.util.find_spec("einops") is None:  # only flash-attn's functions in plain torch use einops
-            sys.modules["einops"] = mock.MagicMock()
+            sys.modules["einops"] = SimpleNamespace(rearrange=None, repeat=None)
         layers = packages.load_file("flash-attn", version, "flash_attn/layers/rotary.py")
     sys.modules[layers.__name__] = layers  # the compiler imports the modules that it traces by name
     return layers

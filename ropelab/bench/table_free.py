@@ -10,7 +10,8 @@ import torch
 from ropelab import apply_rope, rotary_frequencies
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.angles.table_free import fixed_point
-from ropelab.bench.compare import compare, progress
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import compare
 from ropelab.bench.exact_waves import exact_waves, ulps
 from ropelab.bench.peers import PEERS, Peer
 from ropelab.bench.workloads import DENSE_CELLS, Workload

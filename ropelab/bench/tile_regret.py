@@ -9,7 +9,8 @@ import pandas as pd
 import torch
 
 from ropelab.bench import compiling, timing
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
 from ropelab.bench.model_cells import Call, Cell, cells, on_meta, packed_prefills, prefills
 from ropelab.bench.model_heads import against_copies, planned
 from ropelab.kernels import rotate_triton

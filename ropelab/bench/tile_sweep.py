@@ -8,7 +8,8 @@ import pandas as pd
 import torch
 
 from ropelab.bench import copies, in_parts, timing
-from ropelab.bench.compare import copy_contenders, progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import copy_contenders, tidy
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, Buffers, Workload
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.addressing import innermost

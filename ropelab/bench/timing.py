@@ -13,9 +13,8 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -37,6 +36,8 @@ _FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 
 def cache_bytes() -> int:
     """The size of the L2 cache of the current GPU, in bytes."""
+    if any(each.few_sets for each in _replaced):
+        return 1
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
 
@@ -69,6 +70,8 @@ def gpu_times(
         A row for each contender: contender, status (``"ok"`` or ``"failed: <reason>"``), median_us, q20_us and
         q80_us (microseconds per call), and samples.
     """
+    if _replaced:
+        return _replaced[-1].times(contenders)
     stream, memory = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
     graphs: dict[str, _Graph] = {}
     status = dict.fromkeys(contenders, "ok")
@@ -203,6 +206,8 @@ def host_times(
     Returns:
         The columns of `gpu_times`, in microseconds of host time per call.
     """
+    if _replaced:
+        return _replaced[-1].times(contenders)
     calls: dict[str, Call] = {}
     status = dict.fromkeys(contenders, "ok")
     for name, prepare in contenders.items():
@@ -231,37 +236,59 @@ def host_times(
     return _table(status, samples)
 
 
-@contextmanager
-def stopped() -> Iterator[None]:
-    """Within the context nothing is timed.
+Instead = Callable[[Mapping[str, Callable[[], Sequence[Call] | Call]]], pd.DataFrame]
 
-    `gpu_times` and `host_times` make one call of every contender and report 1 us. `cache_bytes` returns 1, so workloads
-    have few sets of buffers.
+
+@dataclass(frozen=True)
+class _Replaced:
+    """What takes the place of the clock: the times of contenders, and whether sets of buffers are as few as can be."""
+
+    times: Instead
+    few_sets: bool
+    stopped: bool
+
+
+_replaced: list[_Replaced] = []
+"""The contexts that are active, the innermost last."""
+
+
+@contextmanager
+def instead(times: Instead, *, few_sets: bool = True, stopped: bool = False) -> Iterator[None]:
+    """Within the context `gpu_times` and `host_times` time nothing, and return what ``times`` makes of the contenders.
+
+    Args:
+        few_sets: `cache_bytes` returns 1, so workloads have few sets of buffers.
+        stopped: what `is_stopped` says.
     """
-    instead = {"gpu_times": _called, "host_times": _called, "cache_bytes": lambda: 1, "is_stopped": lambda: True}
-    with mock.patch.multiple(__name__, **instead):
+    _replaced.append(_Replaced(times, few_sets, stopped))
+    try:
         yield
+    finally:
+        _replaced.pop()
+
+
+def stopped() -> AbstractContextManager[None]:
+    """Within the context nothing is timed: one call of every contender is made, and 1 us reported."""
+    return instead(_called, stopped=True)
 
 
 def is_stopped() -> bool:
     """Whether `stopped` is active: calls then only compile, so a study may leave out everything else."""
-    return False
+    return any(each.stopped for each in _replaced)
 
 
-@contextmanager
-def refused() -> Iterator[None]:
+def refused() -> AbstractContextManager[None]:
     """Within the context, `gpu_times` and `host_times` raise RuntimeError: other jobs share the GPU."""
-    with mock.patch.multiple(__name__, gpu_times=_refuse, host_times=_refuse):
-        yield
+    return instead(_refuse, few_sets=False)
 
 
-def _refuse(contenders: Mapping[str, Callable], **options) -> pd.DataFrame:
+def _refuse(contenders: Mapping[str, Callable]) -> pd.DataFrame:
     raise RuntimeError(
         f"{', '.join(map(str, contenders))}: nothing can be timed here, because other jobs share the GPU"
     )
 
 
-def _called(contenders: Mapping[str, Callable[[], Sequence[Call] | Call]], **options) -> pd.DataFrame:
+def _called(contenders: Mapping[str, Callable[[], Sequence[Call] | Call]]) -> pd.DataFrame:
     status = dict.fromkeys(contenders, "ok")
     for name, prepare in contenders.items():
         try:

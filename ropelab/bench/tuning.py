@@ -7,7 +7,8 @@ GPU, luck decides which tile is fastest, and the contender would be measured wit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
-from unittest import mock
+
+from ropelab.bench import replaced
 
 
 @contextmanager
@@ -20,5 +21,5 @@ def not_kept() -> Iterator[None]:
     def save(*arguments, **options) -> None:
         pass
 
-    with mock.patch.object(AutotuneCache, "save", save):
+    with replaced.attributes(AutotuneCache, save=save):
         yield

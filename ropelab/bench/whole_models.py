@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 
 from ropelab.bench import gpu_memory, timing
-from ropelab.bench.compare import progress
+from ropelab.bench.cells import progress
 from ropelab.bench.model_steps import (
     ARCHITECTURES,
     NONE,

@@ -15,10 +15,10 @@ import torch
 from bs4 import BeautifulSoup
 
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench.copies import PREFIX
 from ropelab.bench.exact_waves import exact_waves
 from ropelab.bench.model_shapes import MODELS
 from ropelab.bench.records import load
+from ropelab.bench.rows import are_copies
 from ropelab.bench.workloads import Workload
 from ropelab.layout.pairing import LAYOUTS, pairs, permutation
 from ropelab.reference import rotate
@@ -282,7 +282,7 @@ def test_measured_times_are_those_of_the_record(roof):
     found = roof.compute(model="meta-llama/Llama-3.1-8B", tokens=4096)
     frame = drawing.timed(load("dense").frame)
     frame = frame[(frame.cell == "1x4096 32/8 128") & (frame.layout == "split_half")]
-    frame = frame[~frame.contender.str.startswith(PREFIX)]
+    frame = frame[~are_copies(frame)]
     expected = {(drawing.label(row.contender), row.direction): row.median_us for row in frame.itertuples()}
     assert {(row["contender"], row["direction"]): row["us"] for row in found["measured"]} == expected
     assert {row["study"] for row in found["measured"]} == {"dense"}
@@ -296,7 +296,7 @@ def test_heads_and_formats_that_were_not_measured_have_no_times(roof):
     frame = load("paged_cache").frame
     frame = frame[(frame.operation == "QK norm, rotation, cache") & (frame.tokens == 4096) & (frame.q_heads == 32)]
     frame = frame[(frame.cache == "bfloat16") & (frame.layout == "split_half")]
-    frame = frame[~frame.contender.str.startswith(PREFIX)]
+    frame = frame[~are_copies(frame)]
     assert sorted(row["us"] for row in cached) == sorted(frame.median_us)
 
 

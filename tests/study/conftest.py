@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from ropelab.bench import timing
-from ropelab.bench.copies import PREFIX
+from ropelab.bench.names import PREFIX
 
 
 @pytest.fixture

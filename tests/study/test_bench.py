@@ -16,7 +16,7 @@ import torch
 import ropelab
 from ropelab.bench import copies, fetch_peers, launches, packages, peers, reached, records, staleness, timing
 from ropelab.bench.compare import compare, tidy
-from ropelab.bench.copies import PREFIX
+from ropelab.bench.names import PREFIX
 from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Workload
 from ropelab.layout.pairing import LAYOUTS

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from ropelab.bench.host import NO_GRAD
+from ropelab.bench.names import NO_GRAD
 from ropelab.study.engine.repeats import between_runs
 from ropelab.study.topics.performance import comparison, dense
 from tests.study.sentences import states

@@ -1,5 +1,8 @@
 """The court: every claim of the four documents is judged by one rule, at its limits, and as its document has it."""
 
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache, partial
 from string import Formatter
@@ -552,3 +555,13 @@ def test_provenances_agree():
 def without_peers(name):
     """The evidence that `computed` finds without published code."""
     return None if name in PUBLISHED else computed(name)
+
+
+@pytest.mark.process
+def test_judging_imports_nothing_that_measures():
+    """The rules, and the evidence that a CPU computes, need neither the timer nor what it times."""
+    program = "import sys; from ropelab.study.engine import claims; claims.load_claims(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    measuring = r"ropelab\.(bench\.(compare|copies|peers|studies|timing|workloads)|study\..*\.(measure|studies))"
+    assert "ropelab.study.documents.sglang.rules" in done.stdout.split()
+    assert not [name for name in done.stdout.split() if re.match(measuring, name)]

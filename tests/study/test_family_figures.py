@@ -11,7 +11,7 @@ pytest.importorskip("seaborn")
 
 from ropelab.bench import records  # noqa: E402
 from ropelab.bench.copies import PREFIX  # noqa: E402
-from ropelab.bench.host import NO_GRAD, RECORDED
+from ropelab.bench.names import NO_GRAD, RECORDED
 from ropelab.bench.peers import TRANSFORMER_ENGINE  # noqa: E402
 from ropelab.bench.workloads import DENSE_CELLS, DIRECTIONS, Workload  # noqa: E402
 from ropelab.layout.pairing import LAYOUTS  # noqa: E402

@@ -16,9 +16,9 @@ from ropelab.bench import (
     packages,
     paged_cache,
     row_scales,
-    same_places,
 )
 from ropelab.bench.cache_operations import LatentCache, NormAndCache, WholeLatentCache
+from ropelab.bench.names import SAME_PLACES
 from ropelab.bench.peers import megatron, sglang_kernel, torch_library, vllm
 from ropelab.bench.workloads import DIRECTIONS
 from ropelab.kernels import INTERPRETED
@@ -305,7 +305,7 @@ def test_the_table_of_latent_attention(on_cpu, monkeypatch):
     cells = sum(map(len, latent_attention.SIZES.values()))
     assert len(absent_rows) == 4 * cells and set(absent_rows.status) == {"not run: megatron-core not installed"}
     assert (frame[frame.contender == latent_attention.OURS].status == "ok").all()
-    apart = frame[frame.contender == same_places.NAME]
+    apart = frame[frame.contender == SAME_PLACES]
     assert set(apart.part) == {"q"} and len(apart) == cells * len(DIRECTIONS)
     of_the_view, apart = latent.sentences(frame)
     assert states(of_the_view, 1.00, 1.00) and states(apart, 1.00)

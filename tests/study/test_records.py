@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 import torch
 
-from ropelab.bench import code_hash, copies, projection, record_checks, records
+from ropelab.bench import code_hash, projection, record_checks, records
+from ropelab.bench.rows import are_copies
 from ropelab.study.engine import ledger as engine
 from ropelab.study.engine import registered
 from ropelab.study.engine.verdict import Outcome
@@ -124,7 +125,7 @@ def test_fractions_of_a_copy_follow_from_the_times():
             cell = [name for name in frame if name not in {*MEASURED, "over_product", "tflops", "pass_bytes"}]
             compared += again(frame, frame[frame.contender == projection.ALONE], cell, 1 / frame.over_product, path)
         if {"contender", "fraction_of_copy"} <= {*frame}:
-            best = frame[frame.contender.str.startswith(copies.PREFIX) & frame.median_us.notna()]
+            best = frame[are_copies(frame) & frame.median_us.notna()]
             cell = [name for name in frame if name not in MEASURED and best[name].notna().all()]
             compared += again(frame, best, cell, frame.fraction_of_copy, path)
     assert compared > 10_000

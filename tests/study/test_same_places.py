@@ -7,6 +7,7 @@ import torch
 from ropelab.bench import same_places
 from ropelab.bench.cache_operations import LatentCache, NormAndCache, WholeLatentCache
 from ropelab.bench.model_cells import Call, cells, smaller
+from ropelab.bench.names import SAME_PLACES
 from ropelab.kernels import INTERPRETED
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -86,8 +87,8 @@ def test_the_parts_of_a_cell_are_the_features_that_rotate_in_place():
 
 
 def test_of_the_copies_the_fastest_stays():
-    names = [f"{same_places.NAME}: {i}" for i in range(3)]
+    names = [f"{SAME_PLACES}: {i}" for i in range(3)]
     frame = pd.DataFrame({"contender": ["ropelab", *names], "median_us": [2.0, 3.0, 1.5, float("nan")]})
     found = same_places.fastest_alone(frame)
-    assert list(found.contender) == ["ropelab", same_places.NAME] and list(found.median_us) == [2.0, 1.5]
+    assert list(found.contender) == ["ropelab", SAME_PLACES] and list(found.median_us) == [2.0, 1.5]
     assert same_places.fastest_alone(frame[:1]).equals(frame[:1])

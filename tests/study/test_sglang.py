@@ -16,7 +16,7 @@ from ropelab.study.documents.sglang import (
     steps,
     studies,
 )
-from ropelab.study.documents.sglang.contenders import FLASH_FULL
+from ropelab.study.documents.sglang.names import FLASH_FULL
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Outcome
 from tests.study.conftest import slower

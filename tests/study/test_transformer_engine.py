@@ -14,6 +14,7 @@ from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.transformer_engine import apply_rotary_pos_emb
 from ropelab.kernels import INTERPRETED
 from ropelab.study.documents.transformer_engine import (
+    contenders,
     dispatch,
     evidence,
     findings,
@@ -197,9 +198,9 @@ def test_cases_are_possible():
 
 @interpreted
 def test_a_wrong_rotation_is_not_timed(monkeypatch, called_once):
-    right = dispatch.STRATEGIES[dispatch.LINEAR]
+    right = contenders.STRATEGIES[dispatch.LINEAR]
     monkeypatch.setitem(
-        dispatch.STRATEGIES, dispatch.LINEAR, lambda x, inverse, **options: right(x, inverse=False, **options)
+        contenders.STRATEGIES, dispatch.LINEAR, lambda x, inverse, **options: right(x, inverse=False, **options)
     )
     case = measure.Case("table B", packings.remainder_last(2, 8), 8, contenders=(OLD, NEW))
     frame = measure.measure_kernels([case], measure.Scale(8, 2, 16, rounds=1), "cpu", torch.float32)
@@ -264,8 +265,8 @@ def test_ropelab_has_the_bits_of_the_grids_where_nothing_is_rounded(cp_size, cp_
         return measure._both(partial(rotate, cp_rank=rank, **where), x, gradient, table, slice(None))
 
     ours = rotated(partial(apply_rotary_pos_emb, tensor_format="thd"))
-    for strategy in dispatch.STRATEGIES:
-        theirs = rotated(partial(dispatch.rotate_thd, strategy=strategy))
+    for strategy in contenders.STRATEGIES:
+        theirs = rotated(partial(contenders.rotate_thd, strategy=strategy))
         assert all(map(torch.equal, ours, theirs)), strategy
     elsewhere = rotated(partial(apply_rotary_pos_emb, tensor_format="thd"), table=freqs + 2.0**-17)
     assert not any(map(torch.equal, ours, elsewhere))

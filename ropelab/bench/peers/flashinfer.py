@@ -6,11 +6,10 @@ import sysconfig
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from unittest import mock
 
 import torch
 
-from ropelab.bench import packages, timing
+from ropelab.bench import packages, replaced, timing
 from ropelab.bench.peers.cos_sin_cache import flat, positions
 from ropelab.bench.peers.peer import Rotate
 from ropelab.bench.workloads import Workload
@@ -48,7 +47,7 @@ def module(version: str) -> ModuleType:
 def compile_kernel(version: str) -> ModuleType:
     """`module` without the checks. FlashInfer keeps the compiled kernel in the cache folder of the user."""
     try:
-        with mock.patch.dict(os.environ, PATH=_with_ninja()), packages.imported(PACKAGE, version, *_IMPORTS):
+        with replaced.entries(os.environ, {"PATH": _with_ninja()}), packages.imported(PACKAGE, version, *_IMPORTS):
             rope = importlib.import_module("flashinfer.rope")
             rope.get_rope_module()
     except ModuleNotFoundError as error:
@@ -69,7 +68,7 @@ def compile_norm_append(version: str) -> None:
         ValueError: FlashInfer has no such kernel for the GPU at hand.
     """
     stem = "hq{}_hkv{}".format(*NORM_APPEND_HEADS)
-    with mock.patch.dict(os.environ, PATH=_with_ninja()), packages.imported(PACKAGE, version, *_IMPORTS):
+    with replaced.entries(os.environ, {"PATH": _with_ninja()}), packages.imported(PACKAGE, version, *_IMPORTS):
         kernels = importlib.import_module("flashinfer.jit.cake_fused_qk_rope_append")
         architecture = kernels.arch_for(torch.cuda.get_device_capability())
         for stage in kernels.stages_for(architecture):

@@ -7,9 +7,8 @@ import hashlib
 import sys
 from functools import cache
 from types import ModuleType
-from unittest import mock
 
-from ropelab.bench import packages
+from ropelab.bench import packages, replaced
 
 PACKAGE = "megatron-core"
 FILE = "megatron/core/fusions/fused_mla_yarn_rope_apply.py"
@@ -60,7 +59,7 @@ def _loaded(file: str, version: str | None, modules: dict[str, ModuleType | None
         if module is not None:
             setattr(parents["megatron.core"], name.rpartition(".")[2], module)
     try:
-        with mock.patch.dict(sys.modules, parents | modules):
+        with replaced.entries(sys.modules, parents | modules):
             module = packages.load_file(PACKAGE, version, file)
     except ModuleNotFoundError as error:
         raise packages.NotInstalled(f"{PACKAGE} {version} needs {error.name}") from error

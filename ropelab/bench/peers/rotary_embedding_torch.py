@@ -3,11 +3,10 @@
 import sys
 from functools import cache
 from types import ModuleType
-from unittest import mock
 
 import torch
 
-from ropelab.bench import packages
+from ropelab.bench import packages, replaced
 from ropelab.bench.peers.peer import Rotate, from_bhsd, to_bhsd
 from ropelab.bench.workloads import Workload
 
@@ -24,7 +23,7 @@ def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: s
 
 @cache
 def module(version: str) -> ModuleType:
-    with mock.patch.dict(sys.modules, _einops()):
+    with replaced.entries(sys.modules, _einops()):
         return packages.load_file("rotary-embedding-torch", version, "rotary_embedding_torch/rotary_embedding_torch.py")
 
 

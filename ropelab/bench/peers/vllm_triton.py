@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
-from unittest import mock
 
 import torch
 import triton
 import triton.language as tl
 
-from ropelab.bench import packages
+from ropelab.bench import packages, replaced
 from ropelab.bench.peers.vllm import PACKAGE
 
 _OPERATORS = "vllm/models/deepseek_v4/common/ops"
@@ -55,7 +54,7 @@ def operators(version: str | None = None) -> Operators:
     version, directory = packages.locate(PACKAGE, version)
     substitutes = _substitutes()
     try:
-        with mock.patch.dict(sys.modules, substitutes):
+        with replaced.entries(sys.modules, substitutes):
             found = [packages.load_file(PACKAGE, version, file) for file in FILES]
     except ModuleNotFoundError as error:
         raise packages.NotInstalled(f"{PACKAGE} {version} needs {error.name}") from error
@@ -67,7 +66,7 @@ def operators(version: str | None = None) -> Operators:
 
 
 def _called(function: Callable, substitutes: dict[str, ModuleType], *arguments):
-    with mock.patch.dict(sys.modules, substitutes):  # a function imports names when it is called
+    with replaced.entries(sys.modules, substitutes):  # a function imports names when it is called
         return function(*arguments)
 
 

@@ -8,10 +8,10 @@ import pandas as pd
 
 from ropelab.angles.model_config import rope_from_config
 from ropelab.bench import records
-from ropelab.bench.copies import PREFIX
 from ropelab.bench.model_cells import Cell, on_meta
 from ropelab.bench.model_shapes import MODELS as MODEL_HEADS
 from ropelab.bench.model_shapes import Model
+from ropelab.bench.rows import are_copies
 from ropelab.bench.workloads import Workload
 from ropelab.study.documents.transformer_engine import findings
 from ropelab.study.documents.transformer_engine.grids import NEW, OLD
@@ -153,7 +153,7 @@ def roof(where: records.Where = records.MEASUREMENTS) -> Data:
 
 def _roof_rows(study: str, frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of a record that are no copies, with the columns of `COLUMNS`."""
-    frame = frame[~frame.contender.str.startswith(PREFIX)]
+    frame = frame[~are_copies(frame)]
     frame = frame.rename(columns={"head_dim": "dim", "q_heads": "q", "k_heads": "k", "median_us": "us"})
     frame = frame.rename(columns={"rotary_dim": "rotary", "step": "direction"})
     if study == "paged_cache":  # the k_heads of this record count the heads of v too

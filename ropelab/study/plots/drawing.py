@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pandas as pd
 
-from ropelab.bench.copies import PREFIX
-from ropelab.bench.host import CALLS
-from ropelab.bench.rows import NotMeasured, timed
+from ropelab.bench.names import CALLS, PREFIX
+from ropelab.bench.rows import NotMeasured, are_copies, timed
 from ropelab.study.engine import noise
 from ropelab.study.engine.repeats import between_runs
 from ropelab.study.engine.words import value_range
@@ -26,7 +25,7 @@ ORDERS = {
 
 def copies(times: pd.DataFrame) -> pd.DataFrame:
     """The rows of the copies."""
-    return times[times.contender.str.startswith(PREFIX)]
+    return times[are_copies(times)]
 
 
 def contenders(times: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

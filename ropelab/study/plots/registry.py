@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.bench import records, whole_file
-from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED
+from ropelab.bench.names import NO_GRAD, PLAIN, RECORDED
 from ropelab.study.engine.claims import documents
 from ropelab.study.engine.record_links import show_records
 from ropelab.study.plots import drawing, gpus, marks, ticks

@@ -11,7 +11,7 @@ import torch
 
 from ropelab import rotary_table
 from ropelab.bench import timing
-from ropelab.bench.compare import progress
+from ropelab.bench.cells import progress
 from ropelab.bench.copies import copies
 from ropelab.bench.launches import kernel_names, peak_bytes
 from ropelab.bench.unavailable import Unavailable
@@ -20,8 +20,8 @@ from ropelab.interop.broadcast import formula
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.study.documents.deepspeed import peers
 from ropelab.study.documents.deepspeed.dispatch import Function, merged_function, rounding_bound
+from ropelab.study.documents.deepspeed.names import FORMULA, OURS, TORCHEMBED
 
-TORCHEMBED, FORMULA, OURS = "DeepSpeed with torchembed", "DeepSpeed without torchembed", "ropelab"
 ROUNDS, SMOKE_ROUNDS = 10, 3
 
 

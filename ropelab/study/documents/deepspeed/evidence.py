@@ -9,20 +9,20 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
-from unittest import mock
 
 import pandas as pd
 import torch
 
 from ropelab import rotary_table
-from ropelab.bench import packages
+from ropelab.bench import packages, replaced
 from ropelab.bench.records import ROOT
 from ropelab.bench.unavailable import Unavailable
-from ropelab.interop import broadcast
+from ropelab.interop import broadcast, deepspeed
 from ropelab.interop.broadcast import formula
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
-from ropelab.study.documents.deepspeed import measure, peers
+from ropelab.study.documents.deepspeed import peers
 from ropelab.study.documents.deepspeed.dispatch import Function, first_function, merged_function
+from ropelab.study.documents.deepspeed.names import HEAD_DIM
 from ropelab.study.engine.computed import evidence
 from ropelab.study.engine.sources import cases, facts, where
 from ropelab.study.topics.gradients.wrong_backward import definition, overall_errors, with_wrong_backward
@@ -90,7 +90,7 @@ def callers_dispatched() -> pd.DataFrame:
         return rotated
 
     def ours(t, cos, sin):
-        with mock.patch("ropelab.interop.deepspeed.rotate_in_one_launch", in_one_launch):
+        with replaced.attributes(deepspeed, rotate_in_one_launch=in_one_launch):
             return apply_rotary_pos_emb(t, cos, sin)
 
     versions: dict[str, tuple[Function, str]] = {}
@@ -176,7 +176,7 @@ def fallback() -> pd.DataFrame:
     def fails(*args):
         raise RuntimeError("the launch fails")
 
-    with mock.patch.dict(sys.modules, {"torchembed": None, "torchembed._triton": None}):
+    with replaced.entries(sys.modules, {"torchembed": None, "torchembed._triton": None}):
         rows = [row(ABSENT, _import_guard)]
     rows += [
         row("the tensor is not on the GPU", rotate=_reached, on_device=lambda t: t.is_cuda),
@@ -185,7 +185,7 @@ def fallback() -> pd.DataFrame:
     kernels = peers.torchembed_kernels()
     if any(kernels.values()):
         source = peers.torchembed().__file__  # loaded for good, so with Triton
-        with mock.patch.dict(sys.modules, {"triton": None, "triton.language": None}):
+        with replaced.entries(sys.modules, {"triton": None, "triton.language": None}):
             rotate = runpy.run_path(source)["fused_rope_forward"]
         rows.append(row("torchembed is installed, Triton is not", rotate=rotate))
     if "0.2.4" in kernels:
@@ -197,7 +197,7 @@ def fallback() -> pd.DataFrame:
 @evidence("deepspeed_packages", "the files of the packages under build/peers")
 def wheels() -> pd.DataFrame:
     """The versions of torchembed whose wheels are at hand, and whether each version ships the kernel."""
-    return measure.packages()
+    return peers.wheels()
 
 
 @evidence("deepspeed_kernel", "the source of torchembed's kernel under build/peers")
@@ -255,7 +255,7 @@ def patterns() -> pd.DataFrame:
 def wrong_backward() -> pd.DataFrame:
     """A backward that rotates forward again: the error, the error by the closed form, and the ratio of the norms."""
     mutant = {"mutant": with_wrong_backward(definition)}
-    frame = overall_errors(mutant, (1, 2, 8, 17, 128, 1024), rotary_dim=measure.HEAD_DIM)
+    frame = overall_errors(mutant, (1, 2, 8, 17, 128, 1024), rotary_dim=HEAD_DIM)
     return frame.rename(columns={"error": "gradient_error", "expected_error": "wrong_backward_error"})
 
 

@@ -1,7 +1,7 @@
 """Measure the evidence for claims DS-01 to DS-17. `ropelab.bench.records` keeps the data frames.
 
-``packages`` needs the wheels of torchembed under ``build/peers``. ``correctness`` also needs a GPU, or Triton's
-interpreter (TRITON_INTERPRET=1). The other measurements need a GPU.
+``correctness`` needs the wheels of torchembed under ``build/peers``, and a GPU or Triton's interpreter
+(TRITON_INTERPRET=1). The other measurements need a GPU.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.broadcast import formula
 from ropelab.study.documents.deepspeed import peers
 from ropelab.study.documents.deepspeed.dispatch import merged_function
+from ropelab.study.documents.deepspeed.names import HEAD_DIM, HEADS
 from ropelab.study.topics.gradients.wrong_backward import expected_error
 
-HEADS, HEAD_DIM = 4, 64
 SLICED_SEQ_LEN = 2
 """With two rows, every address that a wrong row stride leads to still lies inside the table's own memory."""
 
@@ -42,14 +42,6 @@ DTYPES = {
     "cpu": ((torch.float32, torch.float32), (torch.float16, torch.float32)),
 }
 """The dtypes of input and tables. Triton's interpreter has no bf16 arithmetic."""
-
-
-def packages(*, smoke: bool = False) -> pd.DataFrame:
-    """The versions of torchembed, and whether each ships the fused kernel: columns version, has_triton_module."""
-    found = peers.torchembed_kernels()
-    if not found:
-        raise Unavailable("no torchembed under build/peers (python -m ropelab.study peers)")
-    return pd.DataFrame({"version": list(found), "has_triton_module": list(found.values())})
 
 
 def correctness(*, smoke: bool = False) -> pd.DataFrame:

@@ -12,11 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
+import pandas as pd
 import torch
 
-from ropelab.bench import packages
+from ropelab.bench import packages, replaced
 from ropelab.bench.unavailable import Unavailable
 from ropelab.study.engine.sources import facts
 
@@ -34,6 +34,14 @@ def torchembed_kernels() -> dict[str, bool]:
         version: (directory / KERNEL_FILE).is_file()
         for version, directory in packages.installations("torchembed").items()
     }
+
+
+def wheels(*, smoke: bool = False) -> pd.DataFrame:
+    """The versions of torchembed, and whether each ships the fused kernel: columns version, has_triton_module."""
+    found = torchembed_kernels()
+    if not found:
+        raise Unavailable("no torchembed under build/peers (python -m ropelab.study peers)")
+    return pd.DataFrame({"version": list(found), "has_triton_module": list(found.values())})
 
 
 def torchembed(version: str | None = None) -> ModuleType:
@@ -67,7 +75,7 @@ def interpreted_kernel(version: str) -> Callable[..., tuple[torch.Tensor, torch.
         raise Unavailable(f"no torchembed {version} with a fused kernel (python -m ropelab.study peers)")
     with contextlib.suppress(ImportError):  # a launch would import the module while the interpreter is at work
         importlib.import_module("triton.experimental.gluon")
-    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):  # Triton reads the variable where a kernel is defined
+    with replaced.entries(os.environ, {"TRITON_INTERPRET": "1"}):  # Triton reads the variable where a kernel is defined
         module = runpy.run_path(str(torchembed_file(version)))
     if module["triton"] is None:
         raise Unavailable("Triton is not installed")

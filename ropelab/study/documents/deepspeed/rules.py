@@ -7,9 +7,9 @@ import re
 import pandas as pd
 
 from ropelab.bench.rows import is_right
-from ropelab.bench.workloads import DIRECTIONS
-from ropelab.study.documents.deepspeed import callers, findings, measure
+from ropelab.study.documents.deepspeed import findings
 from ropelab.study.documents.deepspeed.dispatch import rounding_bound
+from ropelab.study.documents.deepspeed.names import DIRECTIONS, FORMULA, HEAD_DIM
 from ropelab.study.documents.deepspeed.peers import REVIEWED
 from ropelab.study.engine.claims import Claim
 from ropelab.study.engine.judging import counted, needed
@@ -47,7 +47,7 @@ def forward_is_right(claim: Claim, correctness: pd.DataFrame) -> Verdict:
         f"torchembed {REVIEWED} in float32: right in {right[own].sum()} of {own.sum()} lengths, largest relative error "
         f"{whole.forward_error[own].max():.1e}",
         "" if failed.empty else f"no launch at S = {failed.seq_len.min()} and above ({failed.outcome.iloc[0]})",
-        followed("not measured: head sizes ", sorted(set(tested["head_dim"]) - {measure.HEAD_DIM})),
+        followed("not measured: head sizes ", sorted(set(tested["head_dim"]) - {HEAD_DIM})),
         right=right[own].sum(), lengths=own.sum(), worst=whole.forward_error[own].max(),
     ).beside(beyond)  # fmt: skip
 
@@ -141,7 +141,7 @@ def extra_brings_the_kernel(claim: Claim, extra: pd.DataFrame, packages: pd.Data
 @rule("DS-16", "deepspeed_inductor", "deepspeed_callers")
 def compile_launches_less(claim: Claim, inductor: pd.DataFrame, calls: pd.DataFrame) -> Verdict:
     """The rule compares launches of the formula and of Inductor's code for one bfloat16 tensor (1, 32, 4096, 128)."""
-    eager = calls[(calls.contender == callers.FORMULA) & calls.caller.str.startswith("[b, h, s, d]")]
+    eager = calls[(calls.contender == FORMULA) & calls.caller.str.startswith("[b, h, s, d]")]
     eager = eager[is_right(eager)].set_index("direction").launches
     compiled = inductor[inductor.dtype == "bfloat16"].set_index("direction").kernels
     if not set(DIRECTIONS) <= set(eager.index) & set(compiled.index):

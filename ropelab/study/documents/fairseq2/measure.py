@@ -23,15 +23,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from unittest import mock
 
 import pandas as pd
 import torch
 
 from ropelab import reference
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import copies, in_parts, timing
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench import copies, in_parts, replaced, timing
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
 from ropelab.bench.launches import kernel_names, peak_bytes
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.fairseq2 import LAYOUTS, KernelRotaryEncoder, SeqsLayout
@@ -466,7 +466,7 @@ def _generated(call: Callable[[], torch.Tensor]) -> dict[str, object]:
         warnings.catch_warnings(record=True) as caught,
         fresh_cache(),  # code that comes from the cache is not generated, and then not seen
         torch._inductor.config.patch(benchmark_kernel=True),  # writes the bytes of each kernel into the code
-        mock.patch.object(torch._dynamo, "reset"),  # keeps the code that was compiled before
+        replaced.attributes(torch._dynamo, reset=lambda: None),  # keeps the code that was compiled before
         contextlib.redirect_stderr(io.StringIO()),  # Inductor prints the path of every such module here
     ):
         warnings.simplefilter("always")

@@ -15,9 +15,8 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
-from ropelab.bench import packages
+from ropelab.bench import packages, replaced
 
 REPOSITORY = "facebookresearch/fairseq2"
 COMMIT = "eb69a67ca78cdea45688e2515b2491bbf2e8aa00"
@@ -105,7 +104,7 @@ def _loaded(version: str, directory: Path, encoders: Path, names: tuple[str, ...
     stand_ins = {name: ModuleType(name) for name in _NOT_EXECUTED}
     for name, module in stand_ins.items():
         module.__path__ = [str(directory.joinpath(*name.split(".")))]
-    with mock.patch.dict(sys.modules, stand_ins):
+    with replaced.entries(sys.modules, stand_ins):
         found = {}
         for name in names:
             found[name] = importlib.import_module(f"fairseq2.{name}")

@@ -17,7 +17,7 @@ from ropelab.bench import packages, processes
 from ropelab.bench.unavailable import Unavailable
 from ropelab.layout.pairing import LAYOUTS, join
 from ropelab.study.documents.sglang import kernels
-from ropelab.study.documents.sglang.kernel_contenders import FIRST_KERNEL
+from ropelab.study.documents.sglang.names import FIRST_KERNEL
 
 Operator = Callable[[list[torch.Tensor], torch.Tensor, torch.Tensor, bool], object]
 """The signature ``operator(tables, query, key, adjacent)``. The operator rotates query and key in place."""

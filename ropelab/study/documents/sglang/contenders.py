@@ -20,16 +20,20 @@ from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
 from ropelab.layout import pairing
 from ropelab.study.documents.sglang import models
 from ropelab.study.documents.sglang.binding import contender, in_place, is_interleaved, token_positions, token_rows
-
-OURS, OURS_CACHE = "ropelab", "ropelab, positions"
-OURS_FLOAT32 = "ropelab, float32 tables"
-PERSISTENT = "warp per head (model)"
-"""The beginning of the names of `PERSISTENT_PEERS`, which differ in the number of blocks a multiprocessor."""
-FLASH, FLASH_PACKED, FLASH_FULL = "flash-attn", "flash-attn, packed", "flash-attn, all heads"
-EAGER, COMPILED = "eager", "compile"
-FLASHINFER, FLASHINFER_NEWEST, SGL_KERNEL = "FlashInfer", "FlashInfer, newest", "sgl_kernel"
-FLASHINFER_FROM_CPU = "FlashInfer, positions from the CPU"
-VLLM = "vLLM"
+from ropelab.study.documents.sglang.names import (
+    COMPILED,
+    EAGER,
+    FLASH,
+    FLASHINFER,
+    FLASHINFER_FROM_CPU,
+    FLASHINFER_NEWEST,
+    OURS,
+    OURS_CACHE,
+    OURS_FLOAT32,
+    PERSISTENT,
+    SGL_KERNEL,
+    VLLM,
+)
 
 FLASHINFER_THEN = "0.5.3"
 """The version of November 2025, when the document was under review."""

@@ -13,7 +13,7 @@ from ropelab.interop import sglang as interop
 from ropelab.kernels import use_backend
 from ropelab.layout.pairing import join
 from ropelab.study.documents.sglang import calls, operators
-from ropelab.study.documents.sglang.measure import HEAD_SIZES
+from ropelab.study.documents.sglang.names import HEAD_SIZES
 from ropelab.study.engine.computed import evidence
 from ropelab.study.engine.sources import facts, where
 

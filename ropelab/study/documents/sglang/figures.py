@@ -11,7 +11,7 @@ from ropelab.study.documents.sglang import contenders as of
 from ropelab.study.documents.sglang import findings, steps
 from ropelab.study.documents.sglang import kernel_contenders as published
 from ropelab.study.documents.sglang.evidence import published_speedups
-from ropelab.study.documents.sglang.measure import FIRST_GRID_CELLS, SECOND_GRID_CELLS
+from ropelab.study.documents.sglang.names import FIRST_GRID_CELLS, SECOND_GRID_CELLS
 from ropelab.study.documents.sglang.steps import APART, PUBLISHED, STEP_NAMES, STEPS, without_models
 from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS

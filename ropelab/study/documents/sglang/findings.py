@@ -5,9 +5,16 @@ from __future__ import annotations
 import pandas as pd
 
 from ropelab.bench.rows import need, timed
-from ropelab.study.documents.sglang import evidence, measure
-from ropelab.study.documents.sglang.contenders import FLASH_FULL, OURS, OURS_CACHE
-from ropelab.study.documents.sglang.kernel_contenders import LAST_KERNEL, THIRD_KERNEL
+from ropelab.study.documents.sglang import evidence
+from ropelab.study.documents.sglang.names import (
+    FIRST_GRID_CELLS,
+    FLASH_FULL,
+    LAST_KERNEL,
+    OURS,
+    OURS_CACHE,
+    SECOND_GRID_CELLS,
+    THIRD_KERNEL,
+)
 from ropelab.study.documents.sglang.steps import (
     NAMES,
     PUBLISHED,
@@ -59,7 +66,7 @@ def timers(protocols: pd.DataFrame) -> str:
 
 def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
     parts = []
-    grids = (("first", timed_alike(protocols), measure.FIRST_GRID_CELLS), ("later", second, measure.SECOND_GRID_CELLS))
+    grids = (("first", timed_alike(protocols), FIRST_GRID_CELLS), ("later", second, SECOND_GRID_CELLS))
     for name, frame, all_cells in grids:
         times = fastest_persistent(timed(without_models(frame)))
         times = times[~times.contender.str.startswith("copy") & (times.contender != FLASH_FULL)]

@@ -9,12 +9,16 @@ from ropelab.bench.peers import Peer, Rotate
 from ropelab.bench.workloads import Workload
 from ropelab.study.documents.sglang import kernels
 from ropelab.study.documents.sglang.binding import contender, in_place, is_interleaved, token_positions, token_rows
-
-FIRST_KERNEL, FIRST_KERNEL_GATHER = "first version", "first version, gather"
-SECOND_KERNEL, THIRD_KERNEL = "second version", "third version"
-JUST_IN_TIME, JUST_IN_TIME_CAST = "just-in-time version", "just-in-time version, cast"
-LAST_KERNEL, LAST_KERNEL_GATHER = "last version", "last version, gather"
-"""The published operator, in the states of `kernels.STATES`."""
+from ropelab.study.documents.sglang.names import (
+    FIRST_KERNEL,
+    FIRST_KERNEL_GATHER,
+    JUST_IN_TIME,
+    JUST_IN_TIME_CAST,
+    LAST_KERNEL,
+    LAST_KERNEL_GATHER,
+    SECOND_KERNEL,
+    THIRD_KERNEL,
+)
 
 
 def published_tables(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,7 +20,8 @@ from triton.testing import do_bench
 
 from ropelab.angles.rope_parameters import axial_rope
 from ropelab.bench import copies, peers, timing
-from ropelab.bench.compare import bind, checked, copy_contenders, progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import bind, checked, copy_contenders, tidy
 from ropelab.bench.launches import kernel_names
 from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import Buffers, Workload
@@ -30,35 +31,34 @@ from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.positions.axes import grid_positions
 from ropelab.study.documents.sglang import contenders, kernel_contenders, models
-from ropelab.study.documents.sglang.contenders import (
+from ropelab.study.documents.sglang.contenders import CONTENDERS, OURS_OFF, PACKAGES, PERSISTENT_PEERS
+from ropelab.study.documents.sglang.kernel_contenders import (
+    KERNELS,
+    LAST_KERNEL_NARROW,
+    LAST_KERNEL_OFF,
+    SECOND_KERNEL_OFF,
+    THIRD_KERNEL_NARROW,
+    THIRD_KERNEL_OFF,
+)
+from ropelab.study.documents.sglang.names import (
     COMPILED,
-    CONTENDERS,
     EAGER,
+    FIRST_GRID,
+    FIRST_KERNEL,
+    FIRST_KERNEL_GATHER,
     FLASH,
     FLASH_FULL,
     FLASH_PACKED,
-    OURS,
-    OURS_CACHE,
-    OURS_OFF,
-    PACKAGES,
-    PERSISTENT_PEERS,
-    SGL_KERNEL,
-    VLLM,
-)
-from ropelab.study.documents.sglang.kernel_contenders import (
-    FIRST_KERNEL,
-    FIRST_KERNEL_GATHER,
+    HEAD_SIZES,
     JUST_IN_TIME,
-    KERNELS,
     LAST_KERNEL,
     LAST_KERNEL_GATHER,
-    LAST_KERNEL_NARROW,
-    LAST_KERNEL_OFF,
+    OURS,
+    OURS_CACHE,
     SECOND_KERNEL,
-    SECOND_KERNEL_OFF,
+    SGL_KERNEL,
     THIRD_KERNEL,
-    THIRD_KERNEL_NARROW,
-    THIRD_KERNEL_OFF,
+    VLLM,
 )
 
 DEVICE, DTYPE = "cuda", torch.bfloat16
@@ -67,19 +67,10 @@ GRAPH_MS = 0.5
 MOST_SETS = 32
 """The most sets of buffers. With this limit few tokens stay in the L2 cache, as they do after a projection."""
 
-FIRST_GRID = ((1, 32, 8, 128), (1, 64, 8, 128), (1, 32, 8, 64), (1, 32, 8, 256), (32, 32, 8, 64), (1, 32, 1, 128),
-              (32, 8, 8, 128), (1, 32, 8, 80))  # fmt: skip
-"""Batch, query heads, key heads and head size of the document's first benchmark."""
-
-FIRST_GRID_CELLS = len(FIRST_GRID) * 14
-"""The number of cells of the first grid, whose lengths are the 14 powers of two from 1 to 8192."""
-SECOND_GRID_CELLS = 8 * 2 * 2
-"""The number of cells of the later grid: batches of 1, 2, 4, ... 128, 1 or 2048 tokens, and both layouts."""
 
 FLASHINFER_GRID = (1, 8, 64), (1, 4, 128, 2048), (64, 96, 128, 256)
 """Batches, tokens and head sizes of the document's benchmark of FlashInfer: 32 heads of q and of k, both layouts."""
 
-HEAD_SIZES = (64, 80, 96, 128, 160, 192, 256, 320)
 LOW_TOKENS = (1, 2, 4, 8)
 BLOCKS_A_TOKEN = (1, 2, 4)
 PRODUCTION = (1, 27030, 24, 24, 128)

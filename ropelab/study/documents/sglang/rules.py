@@ -6,8 +6,8 @@ import pandas as pd
 
 from ropelab.bench.rows import timed
 from ropelab.study.documents.sglang import findings, steps
-from ropelab.study.documents.sglang.contenders import FLASH_FULL, VLLM
 from ropelab.study.documents.sglang.evidence import THEIR_OPERATOR
+from ropelab.study.documents.sglang.names import FLASH_FULL, VLLM
 from ropelab.study.engine.claims import Claim
 from ropelab.study.engine.ledger import remark, rule
 from ropelab.study.engine.verdict import Untold, Verdict, fact, untold

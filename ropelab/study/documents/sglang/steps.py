@@ -5,8 +5,15 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ropelab.bench.rows import is_right
-from ropelab.study.documents.sglang.contenders import FLASH, FLASH_FULL, FLASH_PACKED, PERSISTENT, VLLM
-from ropelab.study.documents.sglang.kernel_contenders import FIRST_KERNEL, FIRST_KERNEL_GATHER
+from ropelab.study.documents.sglang.names import (
+    FIRST_KERNEL,
+    FIRST_KERNEL_GATHER,
+    FLASH,
+    FLASH_FULL,
+    FLASH_PACKED,
+    PERSISTENT,
+    VLLM,
+)
 
 PUBLISHED, FAIR, APART = "as published", "corrected", "q and k apart"
 

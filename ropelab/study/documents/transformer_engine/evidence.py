@@ -2,10 +2,10 @@
 
 import os
 import re
-from unittest import mock
 
 import pandas as pd
 
+from ropelab.bench import replaced
 from ropelab.bench.records import ROOT
 from ropelab.interop.transformer_engine import LEGACY, LINEAR
 from ropelab.study.documents.transformer_engine import packings
@@ -85,7 +85,7 @@ def source() -> pd.DataFrame:
         variable, forced = fact.get("variable", ""), fact.get("forces", {})
         same = []
         for value, strategy in forced.items():
-            with mock.patch.dict(os.environ, {variable: value}):
+            with replaced.entries(os.environ, {variable: value}):
                 chosen = [choose(n, packings.TOKENS, packings.TOKENS, version=fact["version"]) for n in packings.N_SEQS]
             same.append(set(chosen) == {strategy})
         condition = ("least_sequences", "blocks_per_token", "more_than", "times_cp_size")

@@ -9,9 +9,19 @@ from matplotlib.figure import Figure
 
 from ropelab.study.documents.transformer_engine import findings
 from ropelab.study.documents.transformer_engine.evidence import published_a, published_b
-from ropelab.study.documents.transformer_engine.grids import ALL, FORCED, NEW, OLD, PACKAGES, Grids, chosen
-from ropelab.study.documents.transformer_engine.layer import WITHOUT
-from ropelab.study.documents.transformer_engine.measure import GIVEN, INTEROP, SUMMED
+from ropelab.study.documents.transformer_engine.grids import (
+    ALL,
+    FORCED,
+    GIVEN,
+    INTEROP,
+    NEW,
+    OLD,
+    PACKAGES,
+    SUMMED,
+    WITHOUT,
+    Grids,
+    chosen,
+)
 from ropelab.study.plots import marks, ticks
 from ropelab.study.plots.drawing import value_range
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS, Looks

@@ -8,9 +8,20 @@ import pandas as pd
 
 from ropelab.bench.rows import is_right
 from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS, LINEAR
-from ropelab.study.documents.transformer_engine.grids import FORCED, NEW, OLD, PACKAGES, canonical, chosen
-from ropelab.study.documents.transformer_engine.layer import ALONE, LAYER, WITHOUT
-from ropelab.study.documents.transformer_engine.measure import GIVEN, INTEROP, SUMMED
+from ropelab.study.documents.transformer_engine.grids import (
+    ALONE,
+    FORCED,
+    GIVEN,
+    INTEROP,
+    LAYER,
+    NEW,
+    OLD,
+    PACKAGES,
+    SUMMED,
+    WITHOUT,
+    canonical,
+    chosen,
+)
 from ropelab.study.engine import noise
 from ropelab.study.engine.judging import above
 from ropelab.study.engine.verdict import Basis

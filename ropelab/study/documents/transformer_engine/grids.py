@@ -1,25 +1,28 @@
-"""The pairs of an old and a new grid that the study runs: the document's own code, the packages, and our models.
+"""The names in the records: the pairs of an old and a new grid, the steps, and what was timed.
+
+A pair is the document's own code, the packages, or our models.
 
 A record names each contender. The findings and the figures speak of the old and the new grid: `canonical` gives the
 contenders of one pair these names.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 
 import pandas as pd
-import torch
 
-from ropelab.bench import peers
-from ropelab.bench.peers import te_library, te_source, transformer_engine
-from ropelab.study.documents.transformer_engine.dispatch import LEGACY, LINEAR, rotate_thd
 from ropelab.study.engine import roles
 from ropelab.study.engine.verdict import Basis
 
 OLD, NEW = "old grid", "new grid"
 """The names of the chosen pair in tables: a block for each row of freqs and each sequence, a block for each token."""
+
+INTEROP = "ropelab, TransformerEngine's call"
+GIVEN, SUMMED = "forward and backward", "with sum()"
+"""The steps: the backward starts from a given random cotangent or, as in the document, from the sum of the result."""
+
+WITHOUT = "without RoPE"
+LAYER, ALONE = "layer", "RoPE of q and k alone"
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,7 @@ class Grids:
 
 CODE = Grids("#3057 (6c46696), old grid", "#3057 (6c46696), new grid", Basis.CODE, "first version, 6c46696")
 """The file of the first version of the pull request, compiled; its environment variable forces each grid."""
-PACKAGES = Grids(
-    peers.TRANSFORMER_ENGINE_OLD_GRID.name, peers.TRANSFORMER_ENGINE.name, Basis.PACKAGE, "TransformerEngine"
-)
+PACKAGES = Grids("TransformerEngine 2.18", "TransformerEngine 2.20", Basis.PACKAGE, "TransformerEngine")
 """The packages: 2.18 has the old grid alone, and 2.20 chooses by the merged condition."""
 MODELS = Grids("legacy grid", "token-linear, reads twice", Basis.MODEL, "model")
 """Our models in `ropelab.bench.varlen_models`."""
@@ -60,42 +61,6 @@ ALL = (CODE, PACKAGES, MODELS)
 """All pairs. The first pair that was run decides."""
 FORCED = (CODE, MODELS)
 """The pairs whose new grid runs in every cell, whatever a condition says."""
-
-Rotate = Callable[..., torch.Tensor]
-
-
-def rotation(name: str) -> Rotate:
-    """The rotation of packed tokens by a contender: a function of ``t``, and of the keywords of `rotate_thd`.
-
-    The keywords are freqs, cu_seqlens, interleaved, start_positions, cp_size and cp_rank.
-
-    Raises:
-        NotInstalled: the package, the library of the file, or a GPU is missing.
-        ValueError: no contender has this name.
-    """
-    if name in MODELS.names:
-        return partial(rotate_thd, strategy=LINEAR if name == MODELS.new else LEGACY)
-    context = nullcontext
-    if name in CODE.names:
-        library = te_source.library()
-        context = partial(te_source.forced, name == CODE.new)
-    elif name in PACKAGES.names:
-        peer = peers.TRANSFORMER_ENGINE if name == PACKAGES.new else peers.TRANSFORMER_ENGINE_OLD_GRID
-        library = te_library.load(te_library.find(peer.version))
-    else:
-        raise ValueError(f"name: expected one of {[pair.names for pair in ALL]}, got {name!r}")
-    return partial(transformer_engine.apply_rotary_pos_emb, library, tensor_format="thd", context=context)
-
-
-@cache
-def runs(pair: Grids) -> bool:
-    """Whether both contenders of a pair can run here."""
-    try:
-        for name in pair.names:
-            rotation(name)
-    except RuntimeError:  # `Unavailable` is one
-        return False
-    return True
 
 
 def chosen(frame: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> Grids:

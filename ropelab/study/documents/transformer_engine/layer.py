@@ -17,14 +17,14 @@ import torch.nn.functional as F
 
 from ropelab import PackedSequences, apply_rope
 from ropelab.bench import timing
-from ropelab.bench.compare import progress, tidy
-from ropelab.study.documents.transformer_engine import grids, packings
-from ropelab.study.documents.transformer_engine.grids import CODE, MODELS, PACKAGES
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
+from ropelab.study.documents.transformer_engine import packings
+from ropelab.study.documents.transformer_engine.contenders import rotation, runs
+from ropelab.study.documents.transformer_engine.grids import ALONE, CODE, LAYER, MODELS, PACKAGES, WITHOUT
 from ropelab.study.documents.transformer_engine.measure import Truth, require_gpu, why_not, worst
 from ropelab.study.documents.transformer_engine.packings import Packing
 
-WITHOUT = "without RoPE"
-LAYER, ALONE = "layer", "RoPE of q and k alone"
 N_SEQS = (128, 512, 1024, 2401)
 
 RotatePair = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -146,11 +146,11 @@ def contenders(packing: Packing, truth: Truth, device: str) -> tuple[dict[str, R
     cos, sin = truth.cos.float(), truth.sin.float()
 
     def by_grid(name: str) -> RotatePair:
-        one = partial(grids.rotation(name), freqs=truth.freqs, cu_seqlens=cu_seqlens)
+        one = partial(rotation(name), freqs=truth.freqs, cu_seqlens=cu_seqlens)
         return lambda q, k: (one(q), one(k))
 
     found, missing = {}, {}
-    for name in (*CODE.names, PACKAGES.new, *(() if grids.runs(CODE) else (PACKAGES.old, *MODELS.names))):
+    for name in (*CODE.names, PACKAGES.new, *(() if runs(CODE) else (PACKAGES.old, *MODELS.names))):
         try:
             found[name] = by_grid(name)
         except Exception as error:  # a contender that cannot run is a result too

@@ -21,7 +21,8 @@ import ropelab
 from ropelab import reference
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import peers, timing, varlen_models
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
 from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import Workload
 from ropelab.interop.transformer_engine import apply_rotary_pos_emb
@@ -29,13 +30,10 @@ from ropelab.kernels import INTERPRETED
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.documents.transformer_engine import grids, packings
+from ropelab.study.documents.transformer_engine.contenders import rotation, runs
 from ropelab.study.documents.transformer_engine.dispatch import merged_heuristic
-from ropelab.study.documents.transformer_engine.grids import CODE, MODELS, PACKAGES
+from ropelab.study.documents.transformer_engine.grids import CODE, GIVEN, INTEROP, MODELS, PACKAGES, SUMMED
 from ropelab.study.documents.transformer_engine.packings import Packing
-
-INTEROP = "ropelab, TransformerEngine's call"
-GIVEN, SUMMED = "forward and backward", "with sum()"
-"""The steps: the backward starts from a given random cotangent or, as in the document, from the sum of the result."""
 
 Rotate = Callable[[torch.Tensor], torch.Tensor]
 
@@ -122,7 +120,7 @@ def cases(tokens: int = packings.TOKENS) -> list[Case]:
 
 def contenders(case: Case) -> tuple[str, ...]:
     """The contenders of a cell. The packages stand in for the pull request's file where it cannot be compiled."""
-    stand_ins = () if grids.runs(CODE) else PACKAGES.names
+    stand_ins = () if runs(CODE) else PACKAGES.names
     return tuple(dict.fromkeys((*case.contenders, *stand_ins)))
 
 
@@ -236,7 +234,7 @@ def _bind(name: str, case: Case, truth: Truth, device) -> Rotate:
     cu_seqlens = case.packing.cu_seqlens(device)
     freqs, shard = truth.freqs[: case.freqs_len], {"cp_size": case.cp_size, "cp_rank": case.cp_rank}
     if any(name in pair.names for pair in grids.ALL):
-        return partial(grids.rotation(name), freqs=freqs, cu_seqlens=cu_seqlens, **shard)
+        return partial(rotation(name), freqs=freqs, cu_seqlens=cu_seqlens, **shard)
     if name == INTEROP:
         return partial(apply_rotary_pos_emb, freqs=freqs, tensor_format="thd", cu_seqlens=cu_seqlens, **shard)
     cos, sin = (table[: case.freqs_len].float() for table in (truth.cos, truth.sin))
@@ -316,7 +314,7 @@ def measure_parity(
     positions need, and with `MANY_ROWS`.
     """
     generator, rows = torch.Generator().manual_seed(0), []
-    pairs = [pair for pair in grids.ALL if grids.runs(pair)] if device == "cuda" else [MODELS]
+    pairs = [pair for pair in grids.ALL if runs(pair)] if device == "cuda" else [MODELS]
     for layout in LAYOUTS:
         truth = Truth(tokens + 16, head_dim, device, layout)
         table = Truth(MANY_ROWS, head_dim, device, layout).freqs if PACKAGES in pairs else truth.freqs
@@ -347,7 +345,7 @@ def measure_parity(
                 for pair in pairs:
                     for freqs_len in (fewest, MANY_ROWS) if pair == PACKAGES else (fewest,):
                         old, new = (
-                            _both(partial(grids.rotation(name), **where), x, gradient, table[:freqs_len], inside)
+                            _both(partial(rotation(name), **where), x, gradient, table[:freqs_len], inside)
                             for name in pair.names
                         )
                         same = [torch.equal(*both) for both in zip(old, new, strict=True)]
@@ -402,15 +400,15 @@ def past_the_end(*, smoke: bool = False) -> pd.DataFrame:
     where = {"cu_seqlens": packing.cu_seqlens(device)}
     linear = partial(varlen_models.token_linear, angles=freqs[:, 0, 0], interleaved=False, **where)
     contenders = {
-        MODELS.old: partial(grids.rotation(MODELS.old), freqs=freqs, **where),
+        MODELS.old: partial(rotation(MODELS.old), freqs=freqs, **where),
         UNGUARDED: partial(linear, guard=False),
         GUARDED: partial(linear, guard=True),
         "ropelab": partial(apply_rotary_pos_emb, freqs=freqs, tensor_format="thd", **where),
     }
     many = Packing("two behind empty ones", (*NO_TOKENS, *lengths)).cu_seqlens(device)
     for pair in (CODE, PACKAGES):
-        if grids.runs(pair):
-            contenders |= {name: partial(grids.rotation(name), freqs=freqs, cu_seqlens=many) for name in pair.names}
+        if runs(pair):
+            contenders |= {name: partial(rotation(name), freqs=freqs, cu_seqlens=many) for name in pair.names}
     found = []
     with poisoned_memory():
         for name, rotate in contenders.items():

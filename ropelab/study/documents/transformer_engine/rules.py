@@ -7,8 +7,7 @@ import pandas as pd
 
 from ropelab.bench.rows import need
 from ropelab.study.documents.transformer_engine import evidence, findings
-from ropelab.study.documents.transformer_engine.grids import CODE, NEW, OLD, PACKAGES, canonical
-from ropelab.study.documents.transformer_engine.measure import SUMMED
+from ropelab.study.documents.transformer_engine.grids import CODE, NEW, OLD, PACKAGES, SUMMED, canonical
 from ropelab.study.engine.claims import Claim
 from ropelab.study.engine.ledger import remark, rule
 from ropelab.study.engine.verdict import Untold, Verdict, fact

@@ -8,8 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropelab.bench import records
-from ropelab.bench.copies import PREFIX
-from ropelab.bench.rows import timed
+from ropelab.bench.rows import are_copies, timed
 from ropelab.study.plots.gpus import short
 from ropelab.study.topics.kernel_steps import steps
 
@@ -44,7 +43,7 @@ def gpus(where: records.Where) -> list[Gpu]:
     found = []
     for record in records.of_each_gpu("dense", where):
         copies = timed(record.frame)
-        copies = copies[copies.contender.str.startswith(PREFIX)]
+        copies = copies[are_copies(copies)]
         about = record.provenance["gpu"]
         megahertz = float(about["clocks.max.sm"].split()[0])
         rate = (copies.bytes / copies.median_us).max()

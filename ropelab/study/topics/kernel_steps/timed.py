@@ -11,7 +11,9 @@ import ropelab
 from ropelab import reference
 from ropelab.bench import copies, timing
 from ropelab.bench.agreement import disagreement
-from ropelab.bench.compare import progress, tidy
+from ropelab.bench.cells import progress
+from ropelab.bench.compare import tidy
+from ropelab.bench.rows import are_copies
 from ropelab.bench.study import Study
 from ropelab.study.topics.kernel_steps.plans import STEPS, Inputs, Step
 
@@ -95,7 +97,7 @@ def _compare(case: Case, device: torch.device | str, rounds: int) -> pd.DataFram
         name: partial(_calls, STEPS[like].in_library, sets) for name, like in LIBRARY_AS.items()
     }
     frame = copies.with_fraction(timing.gpu_times(timed | copies.contenders([[s.x] for s in sets]), rounds=rounds))
-    is_copy = frame.contender.str.startswith(copies.PREFIX)
+    is_copy = are_copies(frame)
     fastest = frame[is_copy].sort_values("median_us").head(1).assign(contender=COPY)
     frame = pd.concat([frame[~is_copy], fastest], ignore_index=True)
     identity = {"tokens": case.tokens, "heads": case.heads, "head_dim": case.head_dim, "bytes": case.bytes}

@@ -6,7 +6,6 @@ Frequencies, factor, axes, slice, layout and direction decide the result, so an 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import re
@@ -14,13 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import torch
 
 from ropelab import reference
 from ropelab.angles.model_config import rope_from_config
 from ropelab.angles.rope_parameters import Rope
+from ropelab.bench import replaced
 
 _CLASS = re.compile(r"(Rotary|RoPE|Rope)\w*Embedding$")
 _FUNCTIONS = (
@@ -205,11 +204,10 @@ def _applied(function: Callable[..., Any], q: torch.Tensor, waves: tuple[torch.T
 def in_float64(call: Callable[[], Any]) -> Any:
     """Call code that asks for float32 so that it gets float64."""
     before = torch.get_default_dtype()
-    patches = [mock.patch.object(torch, name, torch.float64) for name in ("float", "float32")]
-    patches.append(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
-    with contextlib.ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
+    with (
+        replaced.attributes(torch, float=torch.float64, float32=torch.float64),
+        replaced.attributes(torch.Tensor, float=torch.Tensor.double),
+    ):
         torch.set_default_dtype(torch.float64)
         try:
             return call()

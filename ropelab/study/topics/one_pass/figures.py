@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ropelab.bench.copies import PREFIX
+from ropelab.bench.names import PREFIX
 from ropelab.study.plots import drawing, marks
 from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.plots.panels import LAYOUT, facet

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
+from ropelab.bench.names import SAME_PLACES as PLACES
 from ropelab.bench.rows import timed
-from ropelab.bench.same_places import NAME as PLACES
 from ropelab.study.engine.words import value_range
 from ropelab.study.topics.one_pass.traffic import bytes_moved
 from ropelab.study.topics.performance import findings as training

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from ropelab.bench import rows
-from ropelab.bench.copies import PREFIX
+from ropelab.bench.rows import are_copies
 
 OURS, OURS_IN_PLACE = "ropelab", "ropelab in place"
 CELL = ["cell", "layout", "direction"]
@@ -14,7 +14,7 @@ CELL = ["cell", "layout", "direction"]
 def timed(frame: pd.DataFrame, *needed: str) -> pd.DataFrame:
     """The rows of implementations that were right and were timed, without the copies; see `rows.timed`."""
     found = rows.timed(frame, *needed)
-    return found[~found.contender.str.startswith(PREFIX)]
+    return found[~are_copies(found)]
 
 
 def named_cells(frame: pd.DataFrame) -> pd.Series:
@@ -48,7 +48,7 @@ COPY = "best copy"
 def times_beside_copy(frame: pd.DataFrame, cell: list[str]) -> pd.DataFrame:
     """Microseconds: a row for each ``cell``, a column for each contender and one for the best copy."""
     found = rows.timed(frame)
-    found = found.assign(contender=found.contender.mask(found.contender.str.startswith(PREFIX), COPY))
+    found = found.assign(contender=found.contender.mask(are_copies(found), COPY))
     return found.pivot_table(index=cell, columns="contender", values="median_us", aggfunc="min", sort=False)
 
 

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from ropelab.bench.copies import PREFIX
-from ropelab.bench.host import NO_GRAD
 from ropelab.bench.model_shapes import halves
+from ropelab.bench.names import NO_GRAD, PREFIX
 from ropelab.bench.records import Record
+from ropelab.bench.rows import are_copies
 from ropelab.study.engine.repeats import between_runs
 from ropelab.study.engine.words import value_range
 from ropelab.study.plots.looks import CONTENDERS
@@ -50,7 +50,7 @@ def ridge_sentence(record: Record) -> str:
     """The operations that the GPU of the record ``dense`` can do for each byte of its fastest copy."""
     machine = record.provenance["gpu"]
     peak = machine["sm_count"] * LANES * 2 * float(machine["clocks.max.sm"].split()[0]) * 1e6
-    copies = record.frame[record.frame.contender.str.startswith(PREFIX)]
+    copies = record.frame[are_copies(record.frame)]
     fastest = (copies.bytes / copies.median_us).max() * 1e6
     return (
         f"{machine['name']}: {peak / 1e12:.0f} Tflop/s of fused multiply-adds by its clock, {fastest / 1e12:.2f} TB/s "

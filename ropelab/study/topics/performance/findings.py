@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ropelab.bench import records
-from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED
+from ropelab.bench.names import NO_GRAD, PLAIN, RECORDED
 from ropelab.bench.peers import TRANSFORMER_ENGINE
 from ropelab.bench.rows import is_right, need
 from ropelab.study.topics.performance.comparison import OURS, timed

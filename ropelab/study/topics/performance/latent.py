@@ -3,7 +3,7 @@
 import pandas as pd
 
 from ropelab.bench.latent_attention import MEGATRON, OURS, VIEW
-from ropelab.bench.same_places import NAME
+from ropelab.bench.names import SAME_PLACES
 from ropelab.study.engine.words import value_range
 from ropelab.study.topics.performance.comparison import COPY, times_beside_copy
 
@@ -21,7 +21,7 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
 
 def sentences(frame: pd.DataFrame) -> list[str]:
     """Megatron-LM's kernel for each part, then a value that is a view, then the copy to the same places."""
-    table = times(frame).reindex(columns=[OURS, MEGATRON, COPY, NAME])
+    table = times(frame).reindex(columns=[OURS, MEGATRON, COPY, SAME_PLACES])
     said = [
         f"Multi-head latent attention in training, {part}: Megatron-LM's kernel takes {value_range(ratios)} times as "
         "long as ropelab's kernel."
@@ -30,7 +30,7 @@ def sentences(frame: pd.DataFrame) -> list[str]:
     view, copied = table.loc[VIEW], table.loc["k and v"]
     shorter = (view[OURS] / copied[OURS]).groupby(level="direction")
     at = view[COPY] / view[OURS]
-    apart = table.dropna(subset=NAME)
+    apart = table.dropna(subset=SAME_PLACES)
     columns = frame.drop_duplicates(_CELL).set_index(_CELL).loc[apart.index]
     small = (_moved(columns) < CACHE).to_numpy()
     parts = ("Beyond the L2 cache", apart[~small]), ("Where all bytes fit into it", apart[small])
@@ -48,8 +48,8 @@ def sentences(frame: pd.DataFrame) -> list[str]:
 
 def _gaps(rows: pd.DataFrame) -> str:
     return (
-        f"a copy with the same gaps reaches {value_range(rows[COPY] / rows[NAME])} of a copy without gaps, and "
-        f"ropelab's kernel {value_range(rows[NAME] / rows[OURS])} of the copy with gaps."
+        f"a copy with the same gaps reaches {value_range(rows[COPY] / rows[SAME_PLACES])} of a copy without gaps, and "
+        f"ropelab's kernel {value_range(rows[SAME_PLACES] / rows[OURS])} of the copy with gaps."
     )
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 from ropelab.bench.rows import NotMeasured, need
 from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study.documents.deepspeed import findings as deepspeed
-from ropelab.study.documents.sglang.contenders import FLASH_PACKED, FLASHINFER, OURS_CACHE, PERSISTENT
+from ropelab.study.documents.sglang.names import FLASH_PACKED, FLASHINFER, OURS_CACHE, PERSISTENT
 from ropelab.study.documents.sglang.steps import timed_alike
 from ropelab.study.engine.noise import FLOOR
 from ropelab.study.engine.words import value_range

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import timing
-from ropelab.bench.compare import progress
+from ropelab.bench.cells import progress
 from ropelab.bench.exact_waves import exact_waves
 from ropelab.bench.study import Study
 from ropelab.bench.unavailable import Unavailable
