@@ -3,7 +3,7 @@ PYTHON ?=
 BASE_PYTHON ?= python3
 # The studies of `make measure`, as "te_layer tiles"; by default all but the wide sweeps.
 ONLY ?=
-# Whose committed records `make reproduce` draws, as nvidia-h200; by default of the GPU at hand, or of the first that has any.
+# Whose committed records `make reproduce` draws, as nvidia-h200; by default this run's, or without a GPU an H100's.
 GPU ?=
 # Options of JupyterLab for `make lab`, as "--ip=0.0.0.0 --port=8899" in a container.
 OPTIONS ?=

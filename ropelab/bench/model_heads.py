@@ -26,8 +26,8 @@ _COMPARED, _COMPARED_WITH_ALL = 100, 25
 _MOST_BYTES_COMPARED = 2**28
 
 
-def model_heads(*, smoke: bool = False) -> pd.DataFrame:
-    """Time ropelab in every cell, and other libraries in the first cells that the libraries can serve.
+def model_heads(*, smoke: bool = False, count: int = CELLS) -> pd.DataFrame:
+    """Time ropelab in the first ``count`` cells, and other libraries in the first cells that the libraries can serve.
 
     The libraries whose kernels are compiled take part in ``_COMPARED`` cells, and the libraries whose kernels are
     compiled in the study take part in ``_COMPARED_WITH_ALL`` cells.
@@ -36,7 +36,7 @@ def model_heads(*, smoke: bool = False) -> pd.DataFrame:
         `compiling.counters`, same_bits (whether the result has the bits of the torch operations), status, median_us,
         q20_us, q80_us, samples, fraction_of_copy, copy_us, places_us: see `against_copies`.
     """
-    drawn = cells(2 if smoke else CELLS)
+    drawn = cells(2 if smoke else count)
     compiling.ahead((cell, [on_meta(cell).tile]) for cell in drawn)
     others = _contenders(drawn)
     if timing.is_stopped():

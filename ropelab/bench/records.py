@@ -78,9 +78,10 @@ class Record:
 
     @property
     def footer(self) -> str:
-        """One line for the foot of a figure: GPU, date and versions."""
+        """One line for the foot of a figure: GPU, date and versions, and whether a part of the study was measured."""
         p = self.provenance
-        return f"{p['gpu']['name']} · {p['utc'][:10]} · torch {_short(p['torch'])} · triton {_short(p['triton'])}"
+        facts = [p["gpu"]["name"], p["utc"][:10], f"torch {_short(p['torch'])}", f"triton {_short(p['triton'])}"]
+        return " · ".join(facts + ["a part of the study"] * p["parameters"].get("short", False))
 
 
 def write(study: str, frame: pd.DataFrame, directory: Path = MEASUREMENTS, **facts: Any) -> Record:

@@ -1,5 +1,7 @@
 """The measurements that need only kernels and a GPU. Each function returns a table to record."""
 
+from functools import partial
+
 from ropelab.bench.all_pairs import all_pairs
 from ropelab.bench.block_scales import block_scales
 from ropelab.bench.cache_tile_sweep import one_pass_tiles
@@ -11,7 +13,7 @@ from ropelab.bench.host import host
 from ropelab.bench.host import projection as projection_host
 from ropelab.bench.latent_attention import latent_attention
 from ropelab.bench.latent_tiles import latent_tiles
-from ropelab.bench.model_heads import model_heads
+from ropelab.bench.model_heads import CELLS, model_heads
 from ropelab.bench.mrope import mrope
 from ropelab.bench.packed import packed
 from ropelab.bench.paged_cache import one_pass_cells, paged_cache
@@ -53,10 +55,10 @@ STUDIES: dict[str, Study] = {
     "table_free": Study(table_free, gpu_gib=6, rows=24),
     "table_free_error": Study(table_free_error, gpu_gib=3, rows=22, timed=False),
     # With 16,384 tokens x, the weight and a result of 10,240 features take 0.8 GiB, and each contender keeps a result.
-    "projection": Study(projections, gpu_gib=4, rows=63, wide=True),
-    "projection_blocks": Study(blocks, gpu_gib=3, rows=24, wide=True),
+    "projection": Study(projections, gpu_gib=4, rows=63),
+    "projection_blocks": Study(blocks, gpu_gib=3, rows=24),
     "projection_axes": Study(axes, gpu_gib=3, rows=8, wide=True),
-    "projection_compiled": Study(compiled, gpu_gib=4, rows=3, wide=True),
+    "projection_compiled": Study(compiled, gpu_gib=4, rows=3),
     "projection_tiles": Study(projection_tiles, gpu_gib=4, rows=6, wide=True),
     # With 32,768 tokens and 96 heads a result takes 0.8 GiB, and each contender keeps one.
     "projection_sizes": Study(projection_sizes, gpu_gib=5, wide=True),
@@ -64,15 +66,15 @@ STUDIES: dict[str, Study] = {
     "all_pairs": Study(all_pairs, gpu_gib=2, rows=10, timed=False),
     "memory": Study(memory, gpu_gib=3, rows=2, timed=False),
     "host": Study(host, gpu_gib=1, rows=8),
-    "projection_host": Study(projection_host, gpu_gib=2, wide=True),
+    "projection_host": Study(projection_host, gpu_gib=2),
     "decode_chain": Study(decode_chain, gpu_gib=2, rows=4, wide=True),
     "deepspeed_table": Study(deepspeed_table, gpu_gib=3, rows=12),
     "tiles": Study(tiles, gpu_gib=28, rows=1398, wide=True),
     "one_pass_tiles": Study(one_pass_tiles, gpu_gib=9, rows=450, wide=True),
-    "model_heads": Study(model_heads, gpu_gib=8, rows=600, wide=True),
+    "model_heads": Study(model_heads, gpu_gib=8, rows=CELLS, wide=True, short=partial(model_heads, count=CELLS // 10)),
     "tile_regret": Study(tile_regret, gpu_gib=8, rows=3343, wide=True),
     # DeepSeek-V3's two layers have 3.2 GB of weights and as many gradients; activations of 8,192 tokens come on top.
-    "whole_models": Study(whole_models, gpu_gib=40, wide=True),
+    "whole_models": Study(whole_models, gpu_gib=40, wide=True, short=partial(whole_models, short=True)),
     # Eleven engines have caches of 1 GiB and the weights of four layers, or three have 2 GiB and 8 GB of weights.
     "servers": Study(servers, gpu_gib=60, wide=True, kernels_unknown="vLLM's engines launched them"),
     # Two engines have 8 GB of weights and a cache of 4 GiB, and one has twice the weights.

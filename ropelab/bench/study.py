@@ -1,7 +1,7 @@
 """A study: the function that measures it, and the facts that the scheduler needs."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -27,6 +27,8 @@ class Study:
         timed: whether the table contains times. Such a study has the machine to itself while it is timed. A study
             without times is a test on a GPU, which writes its record (``pytest -m gpu --record``).
         wide: whether a timed study is measured only if the user names it. No claim and no table of README needs it.
+        short: a function as ``table`` that measures a part of a wide study in at most a minute. ``make reproduce``
+            measures this part, so that the book shows times of the GPU at hand.
         rows: the rows of the table of a whole run, those of one contender where contenders may be missing; 0 where they
             depend on the laws, models or packages at hand.
         kernels_unknown: why a record cannot name the kernels that the study launched; "" if it can.
@@ -37,12 +39,23 @@ class Study:
     untimed: Callable[..., Mapping[Any, Any]] | None = None
     timed: bool = True
     wide: bool = False
+    short: Callable[..., pd.DataFrame] | None = None
     rows: int = 0
     kernels_unknown: str = ""
 
     @property
     def gpu_bytes(self) -> int:
         return round(self.gpu_gib * GIB)
+
+    @property
+    def in_short(self) -> "Study":
+        """The study that measures the short part, if there is one."""
+        return replace(self, table=self.short, rows=0) if self.short else self
+
+    @property
+    def is_short(self) -> bool:
+        """Whether this measures the short part of a wide study."""
+        return self.short is not None and self.table is self.short
 
     @property
     def functions(self) -> list[str]:

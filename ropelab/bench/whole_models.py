@@ -11,7 +11,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -25,6 +25,7 @@ from ropelab.bench.model_steps import (
     NORMS,
     OURS,
     PLAIN,
+    PREFILL,
     TRAINING,
     VOCABULARY,
     WAYS,
@@ -37,15 +38,17 @@ from ropelab.bench.study import GIB
 
 LOSS = "loss"
 _TIME = {"quantity": "time", "unit": "ms"}
-ROUNDS, PROFILES, LOSSES, LEARNING_RATE = 10, 5, 100, 1e-4
+ROUNDS, SHORT_ROUNDS, LOSSES, LEARNING_RATE = 10, 5, 100, 1e-4
 _LEAST_MS = 50.0
 """A way is called in a round until its calls have taken this time together."""
 
 Call = Callable[[], Any]
 
 
-def whole_models(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
+def whole_models(*, smoke: bool = False, short: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
     """Measure all architectures. Needs Transformers.
+
+    The short form measures the first architecture in `SHORT_ROUNDS` rounds, and under the compiler its prefill alone.
 
     On a GPU the architectures follow each other, each in a process of its own, because no kernel of a process runs
     after a fault.
@@ -59,10 +62,12 @@ def whole_models(*, smoke: bool = False, device: torch.device | str = "cuda") ->
     columns = ["model", "mode", "way", "step", "quantity", "place", "value", "unit", "status"]
     if timing.is_stopped():  # there is nothing to compile ahead: every step is called before it is timed
         return pd.DataFrame(columns=columns)
-    found = dict(_outcomes(smoke, device))
+    numbers = [0] if short else [1] if smoke else range(len(ARCHITECTURES))
+    found = dict(_outcomes(numbers, device, smoke, short))
     frames = []
-    for architecture in ARCHITECTURES:
-        outcome = found.get(architecture.name, [])
+    for number in numbers:
+        architecture = ARCHITECTURES[number]
+        outcome = found[architecture.name]
         if isinstance(outcome, BaseException):
             row = {"mode": "eager", "way": OURS, "step": TRAINING, "quantity": "time", "place": 0, "unit": "ms"}
             outcome = [row | {"status": timing.failure(outcome)}]
@@ -70,22 +75,24 @@ def whole_models(*, smoke: bool = False, device: torch.device | str = "cuda") ->
     return pd.concat(frames, ignore_index=True).reindex(columns=columns)
 
 
-def _outcomes(smoke: bool, device: torch.device | str) -> Iterator[tuple[str, Any]]:
+def _outcomes(
+    numbers: Iterable[int], device: torch.device | str, smoke: bool, short: bool
+) -> Iterator[tuple[str, Any]]:
     """The name of each architecture, and its rows or its exception, in the order in which the architectures end."""
     if smoke or torch.device(device).type == "cpu":
-        for number in progress((1,) if smoke else range(len(ARCHITECTURES)), lambda i: ARCHITECTURES[i].name):
+        for number in progress(list(numbers), lambda i: ARCHITECTURES[i].name):
             try:
-                yield ARCHITECTURES[number].name, _rows(number, device, smoke)
+                yield ARCHITECTURES[number].name, _rows(number, device, smoke, short)
             except (ImportError, RuntimeError) as error:  # the package is missing, or a step failed
                 yield ARCHITECTURES[number].name, error
         return
-    jobs = [Job(each.name, _rows, (number, device, smoke)) for number, each in enumerate(ARCHITECTURES)]
+    jobs = [Job(ARCHITECTURES[number].name, _rows, (number, device, smoke, short)) for number in numbers]
     for job, outcome in side_by_side(jobs, sys.maxsize, most=1):
         print(f"    {job.name}", flush=True)
         yield job.name, outcome
 
 
-def _rows(number: int, device: torch.device | str, smoke: bool) -> list[dict[str, Any]]:
+def _rows(number: int, device: torch.device | str, smoke: bool, short: bool) -> list[dict[str, Any]]:
     """The rows of one of `ARCHITECTURES`, without the column model.
 
     Raises:
@@ -95,15 +102,16 @@ def _rows(number: int, device: torch.device | str, smoke: bool) -> list[dict[str
     model = architecture.build(device, smoke)
     # cuDNN's attention faults in the backward of Flux without ropelab (torch 2.11, H100), so no model may choose it.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    rows = list(_eager(model, smoke))
+    rounds = 2 if smoke else SHORT_ROUNDS if short else ROUNDS
+    rows = list(_eager(model, smoke, rounds))
     if architecture.compiled and not smoke:
-        rows += _compiled(model)
+        rows += _compiled(model, rounds, (PREFILL,) if short else (TRAINING, PREFILL))
     if architecture.losses:
         rows += _losses(architecture, model, smoke)
     return rows
 
 
-def _eager(model: torch.nn.Module, smoke: bool) -> Iterator[dict[str, Any]]:
+def _eager(model: torch.nn.Module, smoke: bool, rounds: int) -> Iterator[dict[str, Any]]:
     """Times, launches and peak memory of each eager step, in each way."""
     works: set[tuple[str, str]] = set()
     for way in WAYS:
@@ -116,18 +124,18 @@ def _eager(model: torch.nn.Module, smoke: bool) -> Iterator[dict[str, Any]]:
         with context:
             for step, call in steps(model, model, smoke, decode=True).items():
                 try:
-                    yield from _resources(model, call, row | {"step": step})
+                    yield from _resources(model, call, row | {"step": step}, rounds // 2)
                     works.add((way, step))
                 except Exception as error:
                     yield row | {"step": step, "quantity": "time", "unit": "ms", "status": timing.failure(error)}
         model.zero_grad(set_to_none=True)
-    for (way, step), found in _in_rounds(model, works, smoke).items():
+    for (way, step), found in _in_rounds(model, works, smoke, rounds).items():
         row = {"mode": "eager", "way": way, "status": "ok", "step": step}
         yield from (row | {"place": place, **_TIME, "value": ms} for place, ms in enumerate(found))
 
 
 def _in_rounds(
-    model: torch.nn.Module, works: Collection[tuple[str, str]], smoke: bool
+    model: torch.nn.Module, works: Collection[tuple[str, str]], smoke: bool, rounds: int
 ) -> dict[tuple[str, str], list[float]]:
     """Way and step -> the milliseconds of a call, the median of each round."""
     ways = [way for way in WAYS if any(way == other for other, _ in works)]
@@ -138,7 +146,7 @@ def _in_rounds(
             calls |= {(way, step): call for step, call in found if (way, step) in works}
     samples: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
     order = random.Random(0)
-    for _ in range(2 if smoke else ROUNDS):
+    for _ in range(rounds):
         order.shuffle(ways)
         for way in ways:
             with in_way(way, model):
@@ -149,24 +157,25 @@ def _in_rounds(
     return samples
 
 
-def _compiled(model: torch.nn.Module) -> Iterator[dict[str, Any]]:
-    """Times, launches and peak memory of each compiled step, in some of the ways."""
+def _compiled(model: torch.nn.Module, rounds: int, compiled: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Times, launches and peak memory of these steps compiled, in some of the ways."""
     for way in _ways_compiled(model):
         with in_way(way, model):
             torch._dynamo.reset()
             run = torch.compile(model, dynamic=False)
-            for step, call in steps(model, run, smoke=False, decode=False).items():
+            calls = steps(model, run, smoke=False, decode=False)
+            for step, call in ((step, calls[step]) for step in compiled):
                 row = {"mode": "compiled", "way": way, "place": 0, "status": "ok", "step": step}
                 try:
-                    yield from _resources(model, call, row)
-                    for place in range(ROUNDS):
+                    yield from _resources(model, call, row, rounds // 2)
+                    for place in range(rounds):
                         yield row | {"place": place, **_TIME, "value": statistics.median(_milliseconds(call))}
                 except Exception as error:
                     yield row | {"quantity": "time", "unit": "ms", "status": timing.failure(error)}
         model.zero_grad(set_to_none=True)
 
 
-def _resources(model: torch.nn.Module, call: Call, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _resources(model: torch.nn.Module, call: Call, row: Mapping[str, Any], profiles: int) -> Iterator[dict[str, Any]]:
     """The peak memory of a call, its launches and the time of its kernels, on a GPU.
 
     The first call compiles and allocates. The kernels of a call follow each other, so the time of a step beyond the sum
@@ -178,9 +187,9 @@ def _resources(model: torch.nn.Module, call: Call, row: Mapping[str, Any]) -> It
     gpu_memory.forget_peak()
     call()
     yield {**row, "quantity": "peak memory", "value": torch.cuda.max_memory_allocated() / GIB, "unit": "GiB"}
-    profiles = [_kernels_ms(call) for _ in range(PROFILES)]
-    yield {**row, "quantity": "launches", "value": len(profiles[0]), "unit": "kernels"}
-    for place, each in enumerate(profiles):
+    found = [_kernels_ms(call) for _ in range(profiles)]
+    yield {**row, "quantity": "launches", "value": len(found[0]), "unit": "kernels"}
+    for place, each in enumerate(found):
         yield {**row, "quantity": "kernel time", "place": place, "value": sum(each), "unit": "ms"}
 
 

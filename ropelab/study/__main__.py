@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import torch
 import typer
@@ -56,11 +56,14 @@ def main(
 
 @app.command()
 def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> None:
-    """Measure if there is a GPU, run every notebook, write the report. Everything goes to the build folder."""
+    """Measure if there is a GPU, run every notebook, write the report. Everything goes to the build folder.
+
+    The book shows the times of the GPU at hand, unless ``--gpu`` names another one. Verdicts rest on committed records.
+    """
     can_measure = torch.cuda.is_available()
     # The imports of the server run beside the imports of this process.
     processes.start_server([*MEASURING, *REPORTING] if can_measure else REPORTING)
-    from ropelab.study.engine import runner
+    from ropelab.study.engine import claims, runner
     from ropelab.study.site import ledgers, report
 
     build: Path = context.obj
@@ -76,10 +79,17 @@ def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> No
 
     if can_measure:
         print("measuring", flush=True)
-        measured = take_measurements(build / "measurements", build, smoke)
+        measured = take_measurements(build / "measurements", build, smoke, of_the_book=True)
         said("measured", time.monotonic() - started, f"  {measured.directory}")
     else:
         print("no GPU: Triton's interpreter runs the kernels, and times come from the committed records")
+
+    fresh = {}
+    if measured and measured.studies and not smoke and not gpu:
+        own = measured.over(MEASUREMENTS, (build / "records").resolve())
+        fresh = {"records": str(own.directory), "gpu": own.gpu}
+    court = {document.key for document in claims.documents()}
+    book = dict.fromkeys((path.stem for path in notebooks if path.stem[3:] not in court), fresh)
 
     runs = []
     line = ProgressLine(sys.stdout)
@@ -88,7 +98,7 @@ def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> No
         line.show(f"{done} of {len(notebooks)} notebooks have run; {line.left(done, len(notebooks))}")
 
     with ledgers.begun(where) as judged:
-        options = {"together": cores(), "tell": tell}
+        options = {"of_one": book, "together": cores(), "tell": tell}
         for run in runner.run_notebooks(notebooks, build, {"smoke": smoke, "gpu": gpu}, **options):
             runs.append(run)
             line.end()
@@ -133,7 +143,7 @@ def measure(
     if every:
         studies = list(registered.all_studies())
     directory = context.obj / "measurements" if smoke else MEASUREMENTS
-    measured = take_measurements(directory, context.obj, smoke, studies)
+    measured = take_measurements(directory, context.obj, smoke, only=studies)
     print(measured, end="")
     raise typer.Exit(bool(measured.broken))
 
@@ -219,10 +229,10 @@ def run(*command: str) -> None:
         raise typer.Exit(code)
 
 
-def take_measurements(directory: Path, build: Path, smoke: bool, only: list[str] | None = None) -> "Measured":
+def take_measurements(directory: Path, build: Path, smoke: bool, **options: Any) -> "Measured":
     from ropelab.study.engine.measure import measure
 
-    return measure(directory, smoke=smoke, only=only, build=build)
+    return measure(directory, smoke=smoke, build=build, **options)
 
 
 def chosen(gpu: str) -> Selection:

@@ -24,7 +24,7 @@ from ropelab.bench.study import GIB, Study
 from ropelab.bench.unavailable import Unavailable
 from ropelab.study import __main__ as commands
 from ropelab.study.engine import claims as documents
-from ropelab.study.engine import ledger, measure, registered, schedule, unfinished
+from ropelab.study.engine import ledger, measure, parameters, registered, schedule, unfinished
 from ropelab.study.topics.performance import shortfalls
 from tests.study.sentences import states
 
@@ -321,32 +321,65 @@ def test_reproduce_leaves_committed_records_alone_and_shows_its_own_beside_them(
         raise Unavailable("no compiler")
 
     committed, build = tmp_path / "committed", tmp_path / "build"
-    records.write("one", times(4.0, "ropelab", "other"), committed)
+    for name, us in {"one": 4.0, "wide": 9.0, "sweep": 7.0}.items():
+        records.write(name, times(us, "ropelab", "other") if name == "one" else times(us, "ropelab"), committed)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(records, "_gpu", lambda: {"name": "another GPU"})
+        records.write("one", times(8.0, "ropelab"), committed)
     before = {path: path.read_bytes() for path in committed.rglob("*.*")}
     known = {
         "one": Study(lambda *, smoke: times(3.0, "ropelab", "newer"), gpu_gib=1),
         "first": Study(lambda *, smoke: times(5.0, "ropelab"), gpu_gib=1),
         "facts": Study(lambda *, smoke: pd.DataFrame({"right": [True]}), gpu_gib=1, timed=False),
         "compiled": Study(absent, gpu_gib=1),
-    }
+        "sweep": Study(lambda *, smoke: times(1.0, "ropelab"), gpu_gib=1, wide=True, rows=600,
+                       short=lambda *, smoke: times(2.0, "ropelab")),
+        "wide": Study(lambda *, smoke: times(1.0, "ropelab"), gpu_gib=1, wide=True),
+    }  # fmt: skip
     monkeypatch.setattr(registered, "all_studies", lambda: known)
     monkeypatch.setattr(commands, "MEASUREMENTS", committed)
     monkeypatch.setattr(commands.processes, "start_server", lambda modules: None)
-    monkeypatch.setattr(runner, "run_notebooks", lambda *given, **options: iter(()))
+    asked = []
+    monkeypatch.setattr(runner, "run_notebooks", lambda *given, **options: asked.append(options["of_one"]) or iter(()))
     monkeypatch.setattr(ledgers, "begun", lambda where: nullcontext(list))
     done = CliRunner().invoke(commands.app, ["--build", str(build), "reproduce"])
     assert done.exit_code == 0, done.output
     assert {path: path.read_bytes() for path in committed.rglob("*.*")} == before
-    assert {path.stem for path in build.glob("measurements/a-gpu/*.csv")} == {"one", "first"}
+    assert {path.stem for path in build.glob("measurements/a-gpu/*.csv")} == {"one", "first", "sweep"}
+
+    # The book reads the records of this run, else the committed ones. The court, whose claims those decide, does not.
+    (of_one,) = asked
+    assert not any(name[3:] in {document.key for document in documents.documents()} for name in of_one)
+    for chapter in ("04_write_the_kernel", "05_speed", "08_projection", "10_whole_models"):
+        where = parameters.chosen_records(**of_one[chapter])
+        shown = {study: records.load(study, where) for study in ("one", "sweep", "wide")}
+        assert {name: record.frame.median_us.tolist() for name, record in shown.items()} == {
+            "one": [3.0] * 4, "sweep": [2.0] * 2, "wide": [9.0] * 2
+        }  # fmt: skip
+        assert ["a part" in record.footer for record in shown.values()] == [False, True, False]
+        assert records.load("one", where, gpu="another-gpu").frame.median_us.tolist() == [8.0] * 2
+    asked.clear()
+    for options in (["--smoke"], ["--gpu", "another-gpu"]):
+        assert CliRunner().invoke(commands.app, ["--build", str(build), "reproduce", *options]).exit_code == 0
+        assert not any(asked.pop().values())
     page = BeautifulSoup((build / "report" / "measured.html").read_text(), "html.parser")
     assert [[cell.text for cell in row.select("th, td")] for row in page.select("tbody tr")] == [
         ["first", "ropelab", "2", "5", "", ""],
         ["one", "ropelab", "2", "3", "4", "0.75"],
         ["", "newer", "2", "3", "", ""],
+        ["sweep", "ropelab", "2", "2", "7", "0.29"],
     ]
     assert "compiled: no compiler" in [one.text for one in page.select("main li")]
     records_page = (build / "report" / "records.html").read_text()
     assert 'id="one"' in records_page and 'id="first"' not in records_page
+
+
+def test_what_the_book_shows_is_measured():
+    """The steps of chapter 04, the headline of 05, the projection of 08 and the whole models of 10 are of this GPU."""
+    measured = registered.of_the_book()
+    assert {"kernel_steps", "projection", "model_heads", "whole_models"} <= measured.keys()
+    assert measured.keys() - {name for name, study in measured.items() if study.is_short} == {*registered.named(None)}
+    assert all(study.rows == 0 for study in measured.values() if study.is_short)
 
 
 # ------------------------------------------------------------------------------------------- interrupted

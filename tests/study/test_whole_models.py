@@ -27,6 +27,14 @@ def test_the_study_of_whole_models(torch_backend):
     assert evidence.norm_bar(frame) and evidence.sentences(frame)
 
 
+def test_the_short_part_is_one_model_in_every_way_that_it_offers(torch_backend):
+    frame = whole_models.whole_models(smoke=True, short=True, device="cpu")
+    assert frame.model.unique().tolist() == [model_steps.ARCHITECTURES[0].name]
+    found = frame[frame.status == "ok"]
+    assert set(found.way) == set(model_steps.WAYS) - {model_steps.NORMS}  # Llama has no norms of q and k
+    assert set(found.quantity) == {"time"} and evidence.sentences(frame) and not evidence.norm_bar(frame)
+
+
 def times_of(**milliseconds):
     """A record with one model: way -> the times of an eager training step, an eager decode and a compiled prefill."""
     steps = (("eager", "training step"), ("eager", "decode"), ("compiled", "prefill"))

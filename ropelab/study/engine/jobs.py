@@ -1,6 +1,6 @@
 """The functions that measure a study, or compile it, in a process of its own.
 
-A function gets the name of the study, because processes exchange names and not functions.
+A function gets the name of the study and the study itself, whose functions stand at module level.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from ropelab.bench import timing, tuning
-from ropelab.study.engine import registered
+from ropelab.bench.study import Study
 from ropelab.study.engine.outcome import JobResult, beside_others, growing
 
 
@@ -31,32 +31,29 @@ def compile_flashinfer(version: str, compiles: Callable[[str], object]) -> JobRe
     return replace(beside_others(f"FlashInfer {version}", partial(compiles, version)), found=None)
 
 
-def without_timing(study: str) -> JobResult:
+def without_timing(name: str, study: Study) -> JobResult:
     """Measure a study, or a part of a study, that times nothing."""
-    known = registered.all_studies()[study]
     with timing.refused():
-        return beside_others(study, known.untimed or known)
+        return beside_others(name, study.untimed or study)
 
 
-def compile_only(study: str) -> JobResult:
+def compile_only(name: str, study: Study) -> JobResult:
     """Call every contender of a study once, so that the kernels are compiled. The outcome has no table."""
-    known = registered.all_studies()[study]
     with timing.stopped(), tuning.not_kept():
-        return replace(beside_others(study, partial(known.table, {}) if known.untimed else known), found=None)
+        return replace(beside_others(name, partial(study.table, {}) if study.untimed else study), found=None)
 
 
-def measured(study: str, untimed: Any, smoke: bool) -> Iterator[JobResult]:
+def measured(name: str, study: Study, untimed: Any, smoke: bool) -> Iterator[JobResult]:
     """Measure a study with nothing beside it, and yield an outcome for each table, which may grow.
 
     Args:
         untimed: the result of the untimed part of the study, or None if there is none yet.
     """
     import_tvm_ffi()
-    known = registered.all_studies()[study]
-    return growing(study, partial(known if untimed is None else partial(known.table, untimed), smoke=smoke))
+    return growing(name, partial(study if untimed is None else partial(study.table, untimed), smoke=smoke))
 
 
-def measured_whole(study: str, untimed: Any) -> JobResult:
+def measured_whole(name: str, study: Study, untimed: Any) -> JobResult:
     """The last outcome of `measured`."""
-    (*_, last) = measured(study, untimed, smoke=False)
+    (*_, last) = measured(name, study, untimed, smoke=False)
     return last

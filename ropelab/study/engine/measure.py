@@ -1,5 +1,6 @@
 """Measure every study on the GPU at hand, and write its records."""
 
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,18 @@ class Measured:
     missing: Mapping[str, Sequence[str]]
     broken: Sequence[str]
 
+    def over(self, committed: Path, folder: Path) -> records.Selection:
+        """Copy the committed records to a folder, where those of this run take the place of the same GPU's."""
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(committed, folder)
+        gpu = records.environment()["gpu"]["name"]
+        for study in self.studies:
+            pairs = zip(records.files(study, self.directory, gpu), records.files(study, folder, gpu), strict=True)
+            for measured, shown in pairs:
+                shown.parent.mkdir(exist_ok=True)
+                shutil.copy(measured, shown)
+        return records.Selection(folder, records.slug(gpu))
+
     def __str__(self) -> str:
         lines = [f"  missing: {reason} ({', '.join(names)})\n" for reason, names in self.missing.items()]
         if self.broken:
@@ -40,7 +53,7 @@ class Measured:
 
 def measure(
     directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only: Sequence[str] | None = None,
-    build: Path = records.ROOT / "build",
+    of_the_book: bool = False, build: Path = records.ROOT / "build",
 ) -> Measured:  # fmt: skip
     """Measure and record, and print a line for each step.
 
@@ -52,13 +65,14 @@ def measure(
         directory: where the records go: ``<directory>/<gpu>/<study>.csv`` and ``.json``.
         smoke: the smallest cells and few rounds, to see that everything runs; the numbers mean nothing.
         only: names of ``registered.all_studies()``; by default all studies but the wide sweeps.
+        of_the_book: measure ``registered.of_the_book()``, where some wide sweeps are short; the records say so.
         build: the folder that keeps the state of an unfinished run.
 
     Raises:
         ValueError: a study is unknown.
     """
-    known = registered.all_studies()
-    wanted = registered.named(only)
+    known = registered.of_the_book() if of_the_book else registered.all_studies()
+    wanted = list(known) if of_the_book else registered.named(only)
     _, not_run = peers.available(_PEERS)
     missing: dict[str, list[str]] = {}
     for name, status in not_run.items():
@@ -71,7 +85,7 @@ def measure(
         )
     broken = []
     progress = expected.Progress(wanted, run.done, expected.seconds(wanted, [directory, records.MEASUREMENTS], smoke))
-    for outcome in schedule.outcomes([study for study in wanted if study not in run.done], smoke, progress):
+    for outcome in schedule.outcomes({name: known[name] for name in wanted if name not in run.done}, smoke, progress):
         said = ""
         if outcome.error:
             said = "not measured: it raised"
@@ -109,7 +123,7 @@ def record(study: Study, outcome: JobResult, directory: Path, *, smoke: bool, no
         outcome.study,
         outcome.found,
         directory,
-        parameters={"smoke": smoke, **outcome.parameters},
+        parameters={"smoke": smoke, **({"short": True} if study.is_short else {}), **outcome.parameters},
         peers=outcome.peers,
         built=packages.built(outcome.peers),
         not_run=not_run,

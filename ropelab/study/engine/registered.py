@@ -26,6 +26,15 @@ def all_studies() -> dict[str, Study]:
     return found
 
 
+def of_the_book() -> dict[str, Study]:
+    """What ``make reproduce`` measures: each study of times that is no wide sweep, and the short part of those sweeps.
+
+    The tables that are no times are results of tests on a GPU.
+    """
+    measured = {name: study for name, study in all_studies().items() if study.timed and (study.short or not study.wide)}
+    return {name: study.in_short for name, study in measured.items()}
+
+
 def named(only: Sequence[str] | None) -> list[str]:
     """The studies that are asked for by their names, by default all that time something but the wide sweeps.
 

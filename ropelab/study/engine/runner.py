@@ -180,6 +180,7 @@ def run_notebooks(
     build: Path,
     parameters: Mapping[str, object],
     *,
+    of_one: Mapping[str, Mapping[str, object]] = {},
     together: int = 1,
     tell: Callable[[int], object] = lambda done: None,
 ) -> Iterator[Run]:
@@ -190,10 +191,13 @@ def run_notebooks(
 
     Args:
         parameters: name -> value; each notebook gets the parameters that it declares.
+        of_one: name of a notebook -> parameters for it alone, which replace the others.
         tell: called with the number of notebooks that have ended, whenever it has changed.
     """
-    declared = [declared_parameters(source) for source in sources]
-    wanted = [{name: parameters[name] for name in names if name in parameters} for names in declared]
+    wanted = []
+    for source in sources:
+        given = {**parameters, **of_one.get(source.stem, {})}
+        wanted.append({name: given[name] for name in declared_parameters(source) if name in given})
     for source, given in zip(sources, wanted, strict=True):
         check_parameters(source, given)
     threads = max(1, cores() // min(together, len(sources)))

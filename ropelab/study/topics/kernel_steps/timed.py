@@ -139,4 +139,4 @@ def _calls(run: Callable[[Inputs], torch.Tensor], sets: Sequence[Inputs]) -> lis
     return [partial(run, inputs) for inputs in sets]
 
 
-STUDIES = {RECORD: Study(kernel_steps, gpu_gib=4, rows=4, wide=True)}
+STUDIES = {RECORD: Study(kernel_steps, gpu_gib=4, rows=4)}

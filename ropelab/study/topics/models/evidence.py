@@ -240,11 +240,10 @@ def memory_sentence(frame: pd.DataFrame) -> str:
     """The largest changes of the peak memory of a step."""
     gib = values(frame, "peak memory")
     more = (gib[OURS] - gib[PLAIN]).max()
-    saved = (gib[PLAIN] - gib[NORMS]).max() if NORMS in gib else 0.0
-    return (
-        f"ropelab's rotation adds at most {more:.2f} GiB to the peak memory of a step. Rotation with fused norms saves "
-        f"up to {saved:.2f} GiB."
-    )
+    said = f"ropelab's rotation adds at most {more:.2f} GiB to the peak memory of a step."
+    if NORMS in gib:
+        said += f" Rotation with fused norms saves up to {(gib[PLAIN] - gib[NORMS]).max():.2f} GiB."
+    return said
 
 
 def norm_bar(frame: pd.DataFrame, bar: float = 0.08) -> str:
