@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ropelab.study.documents.sglang import contenders as of
 from ropelab.study.documents.sglang import findings, steps
 from ropelab.study.documents.sglang import kernel_contenders as published
+from ropelab.study.documents.sglang import names as of
 from ropelab.study.documents.sglang.evidence import published_speedups
 from ropelab.study.documents.sglang.names import FIRST_GRID_CELLS, SECOND_GRID_CELLS
 from ropelab.study.documents.sglang.steps import APART, PUBLISHED, STEP_NAMES, STEPS, without_models
