@@ -93,7 +93,7 @@ def strides_of(t: Any) -> Any:
 _SHARED = {
     "q_weight", "k_weight", "q_scale", "k_scale", "v_scale", "k_cache", "v_cache", "k_scale_cache", "v_scale_cache",
 }  # fmt: skip
-"""The tensors of kernels that all batches share. Tables ``[P, W]`` are shared too."""
+"""The tensors of kernels that all batches share. Tables ``[P, W]`` and ``[1, P, W]`` are shared too."""
 
 
 def in_parts(tensors: Any, x: torch.Tensor, plan: Callable[[Any], Callable[..., None]], first_position: int) -> None:
@@ -110,7 +110,7 @@ def in_parts(tensors: Any, x: torch.Tensor, plan: Callable[[Any], Callable[..., 
         if batch > MAX_BATCH:
             parts: dict[int, torch.Tensor] = {}  # a result in place stays the same object as its input
             for name, x in tensors._asdict().items():
-                if x is None or name in _SHARED or (name in ("cos", "sin") and x.ndim == 2):
+                if x is None or name in _SHARED or (name in ("cos", "sin") and (x.ndim == 2 or len(x) == 1)):
                     continue
                 rows = slice(start * seq_len, stop * seq_len) if name == "slots" else slice(start, stop)
                 part = part._replace(**{name: parts.setdefault(id(x), x[rows])})
@@ -166,7 +166,7 @@ def readable(x: torch.Tensor) -> torch.Tensor:
 
 def table_strides(table: torch.Tensor) -> tuple[int, int]:
     """The strides of the batches and of the rows of a table; the first is 0 if all batches share the table."""
-    return (table.stride(0), table.stride(1)) if table.ndim == 3 else (0, table.stride(0))
+    return (table.stride(0) if table.ndim == 3 and len(table) > 1 else 0), table.stride(-2)
 
 
 def _max_tile_offset(x: torch.Tensor, block_tokens: int) -> int:

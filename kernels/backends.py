@@ -54,7 +54,7 @@ def use_backend(name: str) -> Iterator[None]:
     Raises:
         TypeError: ``name`` is not a string.
         ValueError: an unknown name.
-        RuntimeError: ``"triton"`` where Triton is not installed.
+        RuntimeError: ``"triton"`` where Triton is not installed, or without a GPU and ``TRITON_INTERPRET=1``.
     """
     global _forced
     if not isinstance(name, str):  # an array of one name equals it
@@ -63,6 +63,8 @@ def use_backend(name: str) -> Iterator[None]:
         raise ValueError(f"name: expected one of {BACKENDS}, got {name!r}")
     if name == "triton" and not HAS_TRITON:
         raise RuntimeError("name: expected 'torch' where Triton is not installed, got 'triton'")
+    if name == "triton" and not INTERPRETED and not torch.cuda.is_available():
+        raise RuntimeError("name: expected 'torch' without a usable GPU and without TRITON_INTERPRET=1, got 'triton'")
     context = object()
     with _lock:
         _entered[context] = _forced = name

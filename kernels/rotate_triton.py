@@ -487,7 +487,7 @@ def _batches_read_anew(t: RotateTensors) -> bool:
     Tables are large if their row for a token has at least an eighth of the bytes that the rotation of the token's heads
     reads and writes.
     """
-    if t.positions is not None or t.cos.ndim == 3 or len(t.q) == 1:
+    if t.positions is not None or (t.cos.ndim == 3 and len(t.cos) > 1) or len(t.q) == 1:
         return False
     row = 2 * t.cos.shape[-1] * t.cos.itemsize
     heads = 2 * sum(x.shape[2] * x.shape[3] * x.itemsize for x, _ in t.pairs)

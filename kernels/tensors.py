@@ -4,8 +4,9 @@ A tuple has the tensors that a call is given, those that it makes, and then the 
 it. A Triton kernel gets one with the addresses, and a second one with the strides. Heads
 are views ``[B, S, H, D]``, with any strides. Wherever a tuple has them,
 
-- ``cos`` and ``sin`` are ``[P, W]`` or ``[B, P, W]``, with a column for each pair, or for each feature with
-  ``Rotation.full_width``. With ``Rotation.table_free`` both are the frequencies, int64 ``[R/2, 3]`` (`angles_torch`).
+- ``cos`` and ``sin`` are ``[P, W]``, ``[1, P, W]`` or ``[B, P, W]``, with a column for each pair, or for each feature
+  with ``Rotation.full_width``. With ``Rotation.table_free`` both are the frequencies, int64 ``[R/2, 3]``
+  (`angles_torch`).
 - ``positions`` are ``[B, S]``, ``[B, S, axes]`` with ``Rotation.axes``, or ``[B]`` with ``Rotation.offsets``, in int32
   or int64. None means that positions count up from a first position (>= 0); the tables must then have their rows.
 """

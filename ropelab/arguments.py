@@ -7,6 +7,8 @@ Every message reads ``name: expected ..., got ...``.
 
 import math
 import operator
+import sys
+import warnings
 from collections.abc import Collection, Sequence
 from numbers import Real
 from typing import Any, TypeVar
@@ -158,7 +160,7 @@ def check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str,
         ranks: the ranks that ``x`` may have.
         shape: the shapes of these ranks, in words, for the message.
         dtypes: the dtypes that ``x`` may have.
-        hint: the end of the message about the shape: its likely meaning.
+        hint: the end of the message: its likely meaning.
 
     Raises:
         TypeError: ``x`` is not a tensor, or has another dtype.
@@ -169,7 +171,9 @@ def check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str,
     if x.ndim not in ranks:
         raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}{hint}")
     if x.dtype not in dtypes:
-        raise TypeError(f"{name}: expected one of {', '.join(map(dtype_name, dtypes))}, got {dtype_name(x.dtype)}")
+        raise TypeError(
+            f"{name}: expected one of {', '.join(map(dtype_name, dtypes))}, got {dtype_name(x.dtype)}{hint}"
+        )
 
 
 def check_device(name: str, x: torch.Tensor, q: torch.Tensor, of: str = "q") -> None:
@@ -195,7 +199,21 @@ def device(name: str, value: Any) -> torch.device:
     try:
         return torch.empty(0, device=value).device
     except (RuntimeError, AssertionError) as error:  # a torch without CUDA raises the second
-        raise ValueError(f"{name}: expected a device that can be used, got {str(value)!r}") from error
+        why = str(error).partition("\n")[0].partition(". ")[0]
+        raise ValueError(f"{name}: expected a device that can be used, got {str(value)!r} ({why})") from error
+
+
+def warn(text: str) -> None:
+    """Warn at the line outside of ropelab, where Python shows a text once; adapters take what their packages take."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None:
+        package, *inner = frame.f_globals.get("__name__", "").split(".")
+        if package not in ("ropelab", "torch"):
+            break
+        if package == "ropelab" and inner[:1] == ["interop"]:
+            return
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def shown(value: Any) -> str:

@@ -15,11 +15,13 @@ from ropelab.call.dispatcher import transformed
 from ropelab.call.memory import empty_heads
 from ropelab.call.refusals import renamed
 from ropelab.call.where import Where, located
+from ropelab.foreign import hinted
 
 TMA_SCALES = 4
 """TMA reads the scales of a column in units of 16 bytes: so many scales of four bytes."""
 
 
+@hinted
 def rope_and_quantize(
     x: torch.Tensor,
     *,
@@ -110,6 +112,7 @@ def rope_and_quantize(
     return out, scales
 
 
+@hinted
 def rope_and_quantize_indexer(
     q: torch.Tensor,
     weights: torch.Tensor,
@@ -162,6 +165,7 @@ def rope_and_quantize_indexer(
     return out, weights_out
 
 
+@hinted
 def rope_and_block_scaled_cache(
     q: torch.Tensor,
     kv: torch.Tensor,

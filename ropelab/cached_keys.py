@@ -9,9 +9,11 @@ from ropelab.call.dispatcher import transformed
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.call.refusals import renamed
 from ropelab.call.where import located
+from ropelab.foreign import hinted
 from ropelab.layout.pairing import Layout
 
 
+@hinted
 def rotate_cached_keys(
     key_cache: torch.Tensor,
     slots: torch.Tensor,

@@ -18,6 +18,7 @@ from ropelab.angles.tables import MOST_ROWS, check_dtype, frequency_tables
 from ropelab.arguments import POSITION_DTYPES, check_tensor, integer, shown, tensor
 from ropelab.arguments import device as usable
 from ropelab.call.traced import recorded
+from ropelab.foreign import hinted
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.pairing import Layout, check_rotary_dim
 from ropelab.layout.seq_format import SEQ_AXIS, SeqFormat, check_heads, check_seq_format, rank
@@ -65,6 +66,7 @@ class RotaryEmbedding(torch.nn.Module):
             beside a `Rope` or cannot be used, the format is unknown, or tables cannot have the dtype.
     """
 
+    @hinted
     def __init__(
         self,
         rope: Rope | int,
@@ -83,6 +85,7 @@ class RotaryEmbedding(torch.nn.Module):
         check_seq_format(seq_format)
         check_dtype(dtype)
         self.rope, self.seq_format, self.dtype = rope, seq_format, dtype
+        self._slice = None if rope.rotary_slice == (0, rope.head_dim or rope.rotary_dim) else rope.rotary_slice
         # A device has two entries, for lengths that `rope` serves and for others, so short and long prompts may mix.
         self._tables: dict[tuple[torch.device, bool], _Tables] = {}
 
@@ -93,6 +96,7 @@ class RotaryEmbedding(torch.nn.Module):
         """The module for a model, from a configuration of transformers: see `rope_from_config`."""
         return cls(rope_from_config(config, layer_type=layer_type, layout=layout), **options)
 
+    @hinted
     def forward(
         self,
         q: torch.Tensor,
@@ -142,7 +146,7 @@ class RotaryEmbedding(torch.nn.Module):
             q, k, cos=tables.cos, sin=tables.sin, layout=self.rope.layout, out_layout=self.rope.out_layout,
             seq_format=self.seq_format, positions=positions, axes=tables.axes if along_axes else None,
             offsets=offsets, inverse=inverse, inplace=inplace,
-            rotary_slice=self.rope.rotary_slice if self.rope.first_feature else None,
+            rotary_slice=self._slice,
         )  # fmt: skip
 
     def tables(self, seq_len: int, device: torch.device | str | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,10 +15,12 @@ from ropelab.call.latent_attention import check_tail
 from ropelab.call.memory import check_apart
 from ropelab.call.traced import recorded
 from ropelab.call.where import Where, located
+from ropelab.foreign import hinted
 from ropelab.layout.pairing import Layout
 from ropelab.layout.seq_format import SeqFormat, check_heads, check_seq_format
 
 
+@hinted
 def assemble_mla(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -76,6 +78,7 @@ def assemble_mla(
     return rotate_mla_query(q, nope_dim, **where, inplace=inplace), key, value
 
 
+@hinted
 def assemble_mla_kv(
     kv: torch.Tensor,
     k_pe: torch.Tensor,
@@ -129,6 +132,7 @@ def assemble_mla_kv(
     return differentiated(kv, k_pe, where, copy_value)
 
 
+@hinted
 def rotate_mla_query(
     q: torch.Tensor,
     nope_dim: int,

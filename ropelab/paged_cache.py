@@ -1,23 +1,27 @@
 """The public functions `rope_and_cache` and `mla_rope_and_cache`, for inference with a paged cache."""
 
 from collections.abc import Sequence
+from typing import Never
 
 import torch
 
 from ropelab.arguments import check_tensor, flag, single
 from ropelab.call.angles import given_angles
+from ropelab.call.checks import warn_of_accidents
 from ropelab.call.dispatcher import transformed
 from ropelab.call.memory import empty_heads
 from ropelab.call.paged_cache import Q_OUT, WRITE
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.call.refusals import renamed
 from ropelab.call.where import located
+from ropelab.foreign import hinted, unexpected
 from ropelab.kernels import Norm
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.layout.pairing import Layout
 from ropelab.layout.seq_format import SeqFormat, check_heads, check_seq_format
 
 
+@hinted
 def rope_and_cache(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -51,6 +55,7 @@ def rope_and_cache(
     q_scale_out: torch.Tensor | None = None,
     k_scale_cache: torch.Tensor | None = None,
     v_scale_cache: torch.Tensor | None = None,
+    **foreign: Never,
 ) -> torch.Tensor:
     """Rotate queries and keys, and write keys and values into a paged cache, in one pass over their memory.
 
@@ -134,6 +139,8 @@ def rope_and_cache(
             GPU a slot beyond the cache is skipped.
         NotImplementedError: the call is under a transform of torch.func or in forward mode.
     """
+    if foreign:
+        raise unexpected(rope_and_cache, *foreign)
     made: tuple = (q_scale_out, k_scale_cache, v_scale_cache)
     if q_scale_out is not None or k_scale_cache is not None:
         check_seq_format(seq_format)
@@ -161,9 +168,11 @@ def rope_and_cache(
     read = Norm(0.0) if norm is None else norm
     WRITE.run(given, where, norm, flat=(read.eps, read.weight_offset, read.first))
     WRITE.remember(key, given, where, norm)
+    warn_of_accidents(q, where)
     return q_out
 
 
+@hinted
 def mla_rope_and_cache(
     q_pe: torch.Tensor,
     k_pe: torch.Tensor,

@@ -24,6 +24,7 @@ from ropelab.call.projection_cache import run_into_cache
 from ropelab.call.projection_paths import PATHS, Path
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
+from ropelab.foreign import hinted
 from ropelab.layout.pairing import Layout
 from ropelab.layout.seq_format import SeqFormat
 from ropelab.paged_cache import given_norm, made_scales, rope_and_cache
@@ -31,6 +32,7 @@ from ropelab.paged_cache import given_norm, made_scales, rope_and_cache
 Weight = torch.Tensor | Sequence[torch.Tensor]
 
 
+@hinted
 def qkv_rope(
     x: torch.Tensor,
     weight: Weight,
@@ -111,6 +113,7 @@ def qkv_rope(
     return differentiated(x, weights, biases, (q_weight, k_weight), where, call)
 
 
+@hinted
 def qkv_rope_and_cache(
     x: torch.Tensor,
     weight: Weight,
@@ -229,6 +232,8 @@ _AUTOCAST = tuple(kind for kind in ("cpu", "cuda", "mps", "xpu", "hpu") if torch
 
 def _given(x, weight, bias):
     """x, the weights and the biases in the dtype of autocast."""
+    if isinstance(weight, torch.nn.Linear):
+        raise TypeError("weight: expected a tensor or three, got Linear (pass linear.weight, and linear.bias as bias)")
     weights = (weight,) if isinstance(weight, torch.Tensor) else _three("weight", weight)
     biases = () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else _three("bias", bias)
     if biases and len(biases) != len(weights):

@@ -1,6 +1,7 @@
 """The public function `apply_qk_norm_rope`."""
 
 from collections.abc import Sequence
+from typing import Never
 
 import torch
 from torch.fx import Proxy
@@ -8,14 +9,16 @@ from torch.fx import Proxy
 from ropelab.arguments import single
 from ropelab.autograd.qk_norm import differentiated
 from ropelab.call.angles import given_tables
-from ropelab.call.checks import check_fixed_tables
+from ropelab.call.checks import check_fixed_tables, warn_of_accidents
 from ropelab.call.qk_norm import FORWARD
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
+from ropelab.foreign import hinted, unexpected
 from ropelab.layout.pairing import Layout
 from ropelab.layout.seq_format import SeqFormat
 
 
+@hinted
 def apply_qk_norm_rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -31,6 +34,7 @@ def apply_qk_norm_rope(
     axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
     rotary_slice: tuple[int, int] | None = None,
+    **foreign: Never,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMS norm of every head of queries and keys, then rotary position embedding, in one pass over their memory.
 
@@ -63,6 +67,8 @@ def apply_qk_norm_rope(
         TypeError, ValueError: as `apply_rope`; a weight has the wrong shape, dtype or device; ``eps`` is negative; or a
             table requires grad.
     """
+    if foreign:
+        raise unexpected(apply_qk_norm_rope, *foreign)
     if isinstance(q, Proxy):
         return recorded(apply_qk_norm_rope, locals())
     given = q, k, q_weight, k_weight
@@ -76,4 +82,5 @@ def apply_qk_norm_rope(
     check_fixed_tables(cos, sin)
     ys = differentiated(*given, where, eps)
     FORWARD.remember(key, given, where, eps)
+    warn_of_accidents(q, where)
     return ys

@@ -1,7 +1,7 @@
 """The public function `apply_rope`."""
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Never, overload
 
 import torch
 from torch.fx import Proxy
@@ -9,9 +9,11 @@ from torch.fx import Proxy
 from ropelab.arguments import flag
 from ropelab.autograd.rotation import differentiated, rotate_again
 from ropelab.call.angles import given_angles
+from ropelab.call.checks import warn_of_accidents
 from ropelab.call.rotation import ROTATE, ROTATE_IN_PLACE
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
+from ropelab.foreign import hinted, unexpected
 from ropelab.layout.pairing import Layout
 from ropelab.layout.seq_format import SeqFormat
 
@@ -70,6 +72,7 @@ def apply_rope(
     inverse: bool = False,
     inplace: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+@hinted
 def apply_rope(
     q: torch.Tensor,
     k: torch.Tensor | None = None,
@@ -86,6 +89,7 @@ def apply_rope(
     rotary_slice: tuple[int, int] | None = None,
     inverse: bool = False,
     inplace: bool = False,
+    **foreign: Never,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Rotary position embedding of queries and keys, in one pass over their memory.
 
@@ -102,8 +106,8 @@ def apply_rope(
         q: ``[B, S, Hq, D]`` (``bshd``), ``[S, B, Hq, D]`` (``sbhd``), ``[B, Hq, S, D]`` (``bhsd``) or
             ``[T, Hq, D]`` (``thd``); bfloat16, float16, float32 or float64; any strides.
         k: as ``q``, with any number of heads (GQA, MQA); or None.
-        cos, sin: ``[P, R/2]``, or ``[B, P, R/2]`` with tables for each batch, with ``R <= D``; see `rotary_table`. Row
-            ``p`` serves the positions ``p`` and, with the sine negated, ``-p``.
+        cos, sin: ``[P, R/2]`` or ``[1, P, R/2]``, or ``[B, P, R/2]`` with tables for each sequence; ``R <= D``. See
+            `rotary_table`. Row ``p`` serves the positions ``p`` and, with the sine negated, ``-p``.
         frequencies: int64 ``[R/2, 3]`` in place of cos and sin, from `rotary_frequencies`. The kernel computes cosines
             and sines from the frequencies, at every position of int32: within an ulp of float32, of an angle that is
             within 2^-58 rad of the exact one. A context of millions of tokens then needs no large tables.
@@ -121,10 +125,11 @@ def apply_rope(
             position along each axis and the tables, so nothing is gathered before: the bits are those of
             `axial_tables`. A token at ``NO_POSITION`` along every axis becomes zeros.
         offsets: the position of the first token of every sequence: an int, or ``[B]`` of int32 or int64.
-        rotary_slice: ``(first, end)``, the features that rotate; by default the first ``R``. All other features pass
-            unchanged. With a slice the tables may have a column for each feature, ``[..., end - first]``, in the order
-            of the features. If the columns of a pair differ (apex, TransformerEngine, Hunyuan-VL), the result is
-            ``y0 = x0 cos0 - x1 sin0``, ``y1 = x1 cos1 + x0 sin1``.
+        rotary_slice: ``(first, end)``, the features that rotate; by default the first ``R``, with a warning if a head
+            has more, because the tables may be meant for other heads. All other features pass unchanged. With a slice
+            the tables may have a column for each feature, ``[..., end - first]``, in the order of the features. If the
+            columns of a pair differ (apex, TransformerEngine, Hunyuan-VL), the result is ``y0 = x0 cos0 - x1 sin0``,
+            ``y1 = x1 cos1 + x0 sin1``.
         inverse: apply the transposed matrices, which rotate by minus the angle.
         inplace: overwrite ``q`` and ``k``. Autograd records the rotation and the change of the tensors.
 
@@ -143,6 +148,8 @@ def apply_rope(
     the host would have to wait for the positions: there a position without a row yields NaN, and nothing is read out of
     bounds.
     """
+    if foreign:
+        raise unexpected(apply_rope, *foreign)
     if isinstance(q, Proxy):
         return recorded(apply_rope, locals())
     operation, given = ROTATE_IN_PLACE if inplace is True else ROTATE, (q, k)
@@ -159,4 +166,5 @@ def apply_rope(
     where = located(q, angles, positions, offsets, layout, out_layout, seq_format, rotary_slice, inverse, axes)
     ys = differentiated(q, k, where, inplace)
     operation.remember(key, given, where)
+    warn_of_accidents(q, where)
     return ys

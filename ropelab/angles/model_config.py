@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Mapping
 from functools import partial
+from pathlib import PurePath
 from typing import Any, cast, overload
 
 import torch
@@ -18,6 +19,7 @@ import torch
 from ropelab.angles import frequencies, layers, model_types
 from ropelab.angles.rope_parameters import ANY_LENGTH, Rope
 from ropelab.arguments import choice, flag, integer, integers, number, numbers, sequence, shown
+from ropelab.foreign import hinted
 from ropelab.layout.pairing import MOST_FEATURES, Layout, check_layout, check_rotary_dim
 from ropelab.positions import axes
 
@@ -31,6 +33,7 @@ def rope_from_config(
 def rope_from_config(
     config: Any, *, layer_type: None = None, layer: int, layout: Layout | None = None, seq_len: int | None = None
 ) -> Rope | None: ...
+@hinted
 def rope_from_config(
     config: Any,
     *,
@@ -217,8 +220,10 @@ def _settings(config: Any) -> dict:
     else:
         found = {key: getattr(config, key) for key in _SETTINGS if hasattr(config, key)}
         if not found or isinstance(config, type):
+            read = "json.load(open(path))" if str(config).endswith(".json") else "AutoConfig.from_pretrained(name)"
+            hint = f" (pass {read})" if isinstance(config, (str, PurePath)) else ""
             raise TypeError(
-                f"config: expected a configuration of transformers, as a dict or an object, got {shown(config)}"
+                f"config: expected a configuration of transformers, as a dict or an object, got {shown(config)}{hint}"
             )
     return copy.deepcopy(found)
 
@@ -465,6 +470,13 @@ def _layouts(settings: dict, name: str, given: str | None) -> tuple[Layout, Layo
             raise ValueError(f"layout: expected None or {known!r}, the layout of {name!r}, got {given!r}")
         return known, "split_half" if deinterleaves else None
     latent = settings.get("qk_rope_head_dim") is not None
+    keys = (*(key for names in _BESIDE.values() for key in names), *_LOCAL_BASE, "rotary_dim")
+    rotates = latent or _stated(settings) or any(settings.get(key) is not None for key in keys)
+    if given is None and name and not rotates:
+        raise ValueError(
+            f"config: expected rope_theta or rope_parameters, the keys of a rotation, got model_type {name!r} without "
+            "them (BERT, GPT-2 and T5 do not rotate; for a model that does, pass layout and these keys)"
+        )
     if given is None and (name or latent):
         expected = "'split_half' or 'interleaved', as the model's own code pairs features"
         got = f"None for model_type {name!r}" + " with latent attention" * latent

@@ -10,6 +10,7 @@ from ropelab.angles import frequencies
 from ropelab.angles.table_free import fixed_point
 from ropelab.angles.tables import axial_tables, frequency_tables
 from ropelab.arguments import check_tensor, integer, integers, number, tensor
+from ropelab.foreign import hinted
 from ropelab.layout.pairing import MOST_FEATURES, Layout, check_layout
 from ropelab.positions import axes
 
@@ -159,6 +160,7 @@ class Rope:
         return fixed_point(self.inverse_frequencies, self.attention_factor, device=device)
 
 
+@hinted
 def axial_rope(axes_dims: Sequence[int], base: float = 10000.0, *, layout: Layout = "interleaved") -> Rope:
     """The rotation of images and video, where ``axes_dims[a]`` features turn by the position along axis ``a``.
 

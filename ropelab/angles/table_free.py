@@ -10,12 +10,14 @@ import torch
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.arguments import check_tensor, number, tensor
 from ropelab.arguments import device as usable
+from ropelab.foreign import hinted
 from ropelab.not_compiled import not_compiled
 
 _PER_TURN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E410
 """The integer nearest to 2^192 / (2 pi)."""
 
 
+@hinted
 @not_compiled  # a compiler splits arithmetic with Python's integers into four graphs, and takes a minute
 def rotary_frequencies(
     rotary_dim: int, base: float = 10000.0, *, device: torch.device | str | None = None

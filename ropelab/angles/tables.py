@@ -7,6 +7,7 @@ import torch
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, dtype_name, integer, integers, number, tensor
 from ropelab.arguments import device as usable
+from ropelab.foreign import hinted
 from ropelab.kernels.rotate_torch import entries
 from ropelab.kernels.rotation import INVALID_POSITION
 
@@ -17,6 +18,7 @@ _ROWS_AT_ONCE = 2**16
 """The number of rows that are computed at once. In float64 an entry needs 40 bytes meanwhile, ten times its float32."""
 
 
+@hinted
 def rotary_table(
     seq_len: int,
     rotary_dim: int,
@@ -96,6 +98,7 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise TypeError(f"dtype: expected one of {', '.join(map(dtype_name, DTYPES))}, got {got}")
 
 
+@hinted
 def axial_tables(
     cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, axes: torch.Tensor | Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,12 +10,13 @@ from typing import ClassVar, TypeAlias
 import torch
 
 from ropelab.arguments import check_tensor, tensor
+from ropelab.foreign import ARGUMENTS
 from ropelab.kernels.rotation import MOST_ROWS
 
 
 @dataclass(slots=True, eq=False)
 class Tables:
-    """Cosines and sines, ``[P, W]`` or ``[B, P, W]``, with a column for each pair of features or for each feature."""
+    """Cosines and sines, ``[P, W]``, ``[1, P, W]`` or ``[B, P, W]``, a column for each pair of features or feature."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -120,10 +121,17 @@ def given_angles(cos: torch.Tensor | None, sin: torch.Tensor | None, frequencies
             dense.
     """
     if frequencies is None:
+        if cos is None and sin is None:
+            expected = "cos and sin, as from rotary_table, or frequencies, as from rotary_frequencies"
+            raise TypeError(f"cos: expected {expected}, got none of them")
         return Tables(cos, sin) if type(cos) is type(sin) is torch.Tensor else given_tables(cos, sin)
     if cos is not None or sin is not None:
         raise ValueError("frequencies: expected no frequencies beside cos and sin, got both")
-    check_tensor("frequencies", frequencies, (2,), "[rotary_dim/2, 3]", (torch.int64,))
+    hint = ""
+    if isinstance(frequencies, torch.Tensor) and frequencies.dtype != torch.int64:
+        foreign = "freqs_cis" if frequencies.is_complex() else "inv_freq"
+        hint = f" (for {foreign} pass {ARGUMENTS[foreign][0]})"
+    check_tensor("frequencies", frequencies, (2,), "[rotary_dim/2, 3]", (torch.int64,), hint)
     return Frequencies(frequencies)
 
 

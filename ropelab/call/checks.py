@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor, dtype_name, integers
+from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor, dtype_name, integers, warn
 from ropelab.call.angles import Angles, Frequencies, Tables
 from ropelab.call.memory import Named, check_disjoint
 from ropelab.call.where import Options, Where
+from ropelab.foreign import ARGUMENTS
 from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION
 from ropelab.layout.pairing import MOST_FEATURES, check_layout
 from ropelab.layout.seq_format import (
@@ -54,6 +55,33 @@ def check_rope_arguments(q: torch.Tensor, k: torch.Tensor | None, where: Where) 
         check_first_position(where.first_position, q, options.seq_format, angles)
 
 
+MOST_HEADS = 256
+"""No model has as many heads: an axis that is longer has tokens."""
+
+
+def warn_of_accidents(q: torch.Tensor, where: Where) -> None:
+    """Warn of a call that fits by accident: heads and tokens that changed places, or tables for narrower heads."""
+    if torch.compiler.is_compiling():
+        return
+    angles, positions, first_position, options = where
+    tokens, heads, head_dim = to_bshd(q, options.seq_format).shape[1:]
+    rows = angles.position_count if positions is None and first_position == 0 else 0
+
+    def fits(other: str) -> bool:
+        swapped = rank(other) == q.ndim and q.shape[SEQ_AXIS[other]] == heads
+        return swapped and q.shape[other.index("h")] <= MOST_HEADS
+
+    if (tokens and rows == heads != tokens) or heads > MOST_HEADS:
+        if likely := likely_format("q", options.seq_format, fits):
+            warn(f"q: {heads} heads of {tokens} tokens{likely}")
+    turns = 2 * angles.columns
+    if options.rotary_slice is None and turns < head_dim:
+        warn(
+            f"{angles.name}: {angles.columns} columns turn the first {turns} of {head_dim} features (if that is meant, "
+            f"pass rotary_slice=(0, {turns}); else make the tables for heads of {head_dim} features)"
+        )
+
+
 def check_places(q: torch.Tensor, where: Where) -> None:
     """Raise ValueError for tokens that are beyond the tables, as far as the host knows without waiting for a GPU.
 
@@ -83,7 +111,7 @@ def check_first_position(first_position: int, q: torch.Tensor, seq_format: str, 
     """Raise ValueError unless there is a row for the position of each token of q, from ``first_position`` on."""
     rows, tokens = angles.position_count, q.shape[SEQ_AXIS[seq_format]]
     if first_position + tokens > rows:
-        start = f" from {first_position} on" if first_position else ""
+        start = f" from {first_position} on, {first_position + tokens} rows" if first_position else ""
         hint = likely_format("q", seq_format, lambda other: _tokens(q, other) == rows - first_position)
         raise ValueError(f"{angles.name}: expected a row for each of {tokens} positions{start}, got {rows} rows{hint}")
 
@@ -210,9 +238,10 @@ _creation = torch._C._autograd._get_creation_meta
 
 
 def _check_ranks(tables: Tables, options: Options) -> None:
-    expected = "[positions, columns]" + ("" if options.seq_format == "thd" else " or [batch, positions, columns]")
+    batch = "1" if options.seq_format == "thd" else "1 or batch"
     for name, table in (("cos", tables.cos), ("sin", tables.sin)):
-        check_tensor(name, table, (2,) if options.seq_format == "thd" else (2, 3), expected)
+        hint = f" (for freqs_cis pass {ARGUMENTS['freqs_cis'][0]})" if table.is_complex() else ""
+        check_tensor(name, table, (2, 3), f"[positions, columns] or [{batch}, positions, columns]", hint=hint)
 
 
 def _check_key(q: torch.Tensor, k: torch.Tensor, q_shape: torch.Size, k_shape: torch.Size, seq_format: str) -> None:
@@ -233,15 +262,17 @@ def _check_tables(q: torch.Tensor, shape: torch.Size, cos: torch.Tensor, sin: to
         raise ValueError(f"sin: expected cos's shape {tuple(cos.shape)}, got {tuple(sin.shape)}")
     if sin.dtype != cos.dtype:
         raise TypeError(f"sin: expected cos's dtype {dtype_name(cos.dtype)}, got {dtype_name(sin.dtype)}")
-    if cos.ndim == 3 and cos.shape[0] != batch:
-        raise ValueError(f"cos: expected tables for each of {batch} batches, got tables for {cos.shape[0]}")
+    if cos.ndim == 3 and cos.shape[0] not in (1, batch):
+        raise ValueError(f"cos: expected tables for each of {batch} sequences or for all, got {cos.shape[0]} tables")
     if options.rotary_slice is None:
         if not 0 < 2 * width <= head_dim:
-            hint = " (a column per feature needs rotary_slice; if columns repeat, pass each column once)"
-            raise ValueError(
-                f"cos: expected 1 to head_dim/2 = {head_dim // 2} columns, a column per pair, got {width}"
-                f"{hint if width == head_dim else ''}"
-            )
+            half = head_dim // 2
+            of_features = f"(if columns repeat, pass cos[..., :{half}] of halves or cos[..., ::2] of adjacent ones; a"
+            hint = {
+                head_dim: f" {of_features} column per feature needs rotary_slice)",
+                (head_dim + 1) / 2: f" (the last of {head_dim} features has no partner)",
+            }.get(width, "")
+            raise ValueError(f"cos: expected 1 to head_dim/2 = {half} columns, a column per pair, got {width}{hint}")
         return
     first, end = options.rotary_slice
     _check_slice(first, end, head_dim)

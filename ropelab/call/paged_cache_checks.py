@@ -142,7 +142,9 @@ def _check_caches(t: CacheTensors, seq_format: str) -> None:
         expected = f"[blocks, block_size, {heads}, {features}]"
         check_tensor(name, cache, (4,), expected, CACHE_DTYPES)
         if cache.shape[2:] != (heads, features) or not cache.shape[1]:
-            raise ValueError(f"{name}: expected shape {expected}, got {tuple(cache.shape)}")
+            hnd = (cache.shape[1], cache.shape[3]) == (heads, features)
+            hint = f" (heads before the slots of a block: pass {name}.transpose(1, 2))" if hnd else ""
+            raise ValueError(f"{name}: expected shape {expected}, got {tuple(cache.shape)}{hint}")
         check_device(name, cache, t.q)
         check_adjacent(name, cache)
     if t.v_cache.shape[:2] != t.k_cache.shape[:2]:

@@ -21,7 +21,7 @@ def recorded(function: Callable, keywords: Mapping[str, Any], arguments: tuple =
         function: a public function, or the ``forward`` of a module, which the graph calls as a module if it is part of
             the traced one.
     """
-    keywords = {name: value for name, value in keywords.items() if name != "self"}
+    keywords = {name: value for name, value in keywords.items() if name not in ("self", "foreign")}
     tracer: Any = next(x for x in (*arguments, *keywords.values()) if isinstance(x, Proxy)).tracer
     module = getattr(function, "__self__", None)
     if isinstance(module, torch.nn.Module) and module is not tracer.root:

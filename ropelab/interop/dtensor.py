@@ -217,7 +217,7 @@ class _Sharding:
     def local_table(self, name: str, table: torch.Tensor) -> torch.Tensor:
         """This rank's part of a table or of frequencies; the gradient of a table sums over q and k."""
         _check_tensor(name, table)
-        placements = self._follow(batch_axis=0 if table.ndim == 3 else None)
+        placements = self._follow(batch_axis=0 if table.ndim == 3 and len(table) > 1 else None)
         if table.requires_grad and any(x.placements != self.xs[0].placements for x in self.xs):
             raise ValueError(f"{name}: expected q's placements for k where a table has a gradient, got others")
         return self._local(table, placements, self._grad_placements(placements, self.xs[0]))

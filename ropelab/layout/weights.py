@@ -11,9 +11,11 @@ nearly right scores at small distances.
 import torch
 
 from ropelab.arguments import integer, integers, tensor
+from ropelab.foreign import hinted
 from ropelab.layout.pairing import Layout, check_layout, permutation
 
 
+@hinted
 def convert_layout(
     x: torch.Tensor,
     head_dim: int,

@@ -23,6 +23,7 @@ import torch
 
 from ropelab.arguments import device as usable
 from ropelab.arguments import flag, integer, integers, sequence
+from ropelab.foreign import hinted
 from ropelab.layout.pairing import MOST_FEATURES
 
 
@@ -64,6 +65,7 @@ def interleaved_sections(widths: Sequence[int], name: str = "widths") -> tuple[i
     return found
 
 
+@hinted
 def mrope_axes(mrope_section: Sequence[int], *, mrope_interleaved: bool = False) -> tuple[int, ...]:
     """The ``axes`` of `ropelab.apply_rope` and `ropelab.axial_tables` for the M-RoPE of a model.
 
@@ -89,6 +91,7 @@ def mrope_axes(mrope_section: Sequence[int], *, mrope_interleaved: bool = False)
     return arrange(mrope_section, "mrope_section")
 
 
+@hinted
 def grid_positions(
     *sizes: int, start: int = 0, centred: Collection[int] = (), device: torch.device | str | None = None
 ) -> torch.Tensor:
@@ -128,6 +131,7 @@ def grid_positions(
     return positions
 
 
+@hinted
 def text_positions(
     tokens: int, *, start: int = 0, axes: int = 3, device: torch.device | str | None = None
 ) -> torch.Tensor:

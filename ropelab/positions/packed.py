@@ -14,6 +14,7 @@ import torch
 
 from ropelab.arguments import POSITION_DTYPES, check_tensor, choice, integer, tensor
 from ropelab.arguments import device as usable
+from ropelab.foreign import hinted
 from ropelab.kernels import NO_POSITION, backend
 from ropelab.kernels.positions_torch import Shard
 from ropelab.kernels.rotation import INVALID_POSITION
@@ -56,6 +57,7 @@ class PackedSequences:
     again and renews ``positions``.
     """
 
+    @hinted
     def __init__(
         self,
         cu_seqlens: torch.Tensor,
@@ -123,6 +125,7 @@ class PackedSequences:
         return packed_positions(self.cu_seqlens, self.total_tokens, offsets, self._shard)
 
 
+@hinted
 def context_parallel_positions(
     seq_len: int,
     cp_size: int,

@@ -1,13 +1,17 @@
 """The convention of a function is guessed from its parameters, and never wrongly."""
 
+import inspect
+import re
+
 import pytest
 import torch
 
+import ropelab
 from ropelab import RotaryEmbedding, apply_rope
 from ropelab.command.vocabulary import CHOICES
 from ropelab.conformance import CACHE_CONVENTIONS, CONVENTIONS, declare
 from ropelab.conformance.meant import conventions_of
-from ropelab.foreign import FOREIGN, did_you_mean
+from ropelab.foreign import ARGUMENTS, FOREIGN, did_you_mean
 from ropelab.study.faults import CONTROLS, FAULTS
 from ropelab.study.faults.correct_operators import CORRECT
 from ropelab.study.faults.operators import CACHE_FAULTS
@@ -65,3 +69,49 @@ def test_a_foreign_word_means_a_choice(word, meant):
 def test_the_library_knows_the_words_of_the_command(call):
     with pytest.raises(ValueError, match="layout: expected one of .* did you mean 'split_half'"):
         call()
+
+
+FUNCTIONS_OF_ROPELAB = [
+    *(getattr(ropelab, name) for name in ropelab.__all__ if name not in ("NO_POSITION", "Rope", "use_backend")),
+    RotaryEmbedding(16).forward,
+]
+
+
+def test_every_public_function_reads_the_arguments_of_others():
+    told = set()
+    for function in FUNCTIONS_OF_ROPELAB:
+        known = inspect.signature(function).parameters
+        assert not any(one.kind is one.VAR_KEYWORD for one in known.values())
+        needed = {
+            name: None for name, one in known.items() if one.default is one.empty and one.kind is not one.VAR_POSITIONAL
+        }
+        for word in {*ARGUMENTS, "unknown"} - {*known}:
+            written = [one for one in ARGUMENTS.get(word, ()) if re.match(r"\w+", one)[0] in known]
+            with pytest.raises(TypeError, match=f"got an unexpected keyword argument '{word}'") as refused:
+                function(**needed, **{word: 1})
+            assert not written or str(refused.value).endswith(f"; did you mean {written[0]}?")
+            told.update(written[:1])
+    assert told == {one for written in ARGUMENTS.values() for one in written}
+
+
+def test_what_an_error_tells_to_write_rotates_alike():
+    q, angles = torch.randn(1, 6, 2, 16), torch.outer(torch.arange(6.0), theta := 10000.0 ** -(torch.arange(8) / 8))
+    names = vars(ropelab) | {
+        "q": q, "theta": 10000.0, "inv_freq": theta, "freqs": angles, "freqs_cis": torch.polar(angles * 0 + 1, angles),
+        "seq_len": 6, "rotary_dim": 16, "dim": 16, "cos_sin_cache": torch.cat((angles.cos(), angles.sin()), -1),
+        "cu_seqlens": torch.tensor([0, 6]), "total_tokens": 6, "mrope_section": [3, 3, 2],
+    }  # fmt: skip
+    plain = {"cos": angles.cos(), "sin": angles.sin()}
+    expected = {layout: apply_rope(q, **plain, layout=layout) for layout in ("split_half", "interleaved")}
+    for written in {one for several in ARGUMENTS.values() for one in several if "=" in one and " or " not in one}:
+        made = dict(names)
+        if written.startswith("cos, sin ="):
+            exec(written, made)
+            call = {"cos": made["cos"], "sin": made["sin"]}
+        else:
+            call = eval(f"dict({written})", made)
+            call = call if {"cos", "frequencies"} & {*call} else plain | call
+        if "axes" in call:
+            call["positions"] = torch.arange(6).expand(3, 6)
+        found = apply_rope(q, **call)
+        torch.testing.assert_close(found, expected[call.get("layout", "split_half")], rtol=1e-5, atol=1e-5)

@@ -578,9 +578,10 @@ def _angles(where: str, spec: OpSpec, s: Sizes) -> Call:
             ]
         case "start":
             found["offsets"] = 1 - ROWS
-        case "each":  # of the sequences has tables of its own
-            each = [s.batch] * (s.seq_format != "thd") + [ROWS, columns]
-            found = {name: s.draw(*each, dtype=wide) for name in ("cos", "sin")} | {"positions": positions[0]}
+        case "each":  # of the sequences has tables of its own, or all share those of one
+            each = 1 if s.seq_format in ("thd", "sbhd") else s.batch
+            found |= {name: s.draw(each, ROWS, columns, dtype=wide) for name in ("cos", "sin")}
+            found["positions"] = positions[0]
     return found
 
 

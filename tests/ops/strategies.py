@@ -85,8 +85,8 @@ def rotations(
         case.options["out_layout"] = draw(st.sampled_from(LAYOUTS))
 
     rows = max(1, seq_len) + draw(st.integers(0, 5))
-    each = seq_format != "thd" and batch > 0 and draw(st.booleans())
-    shape = (batch, rows, columns) if each else (rows, columns)
+    each = draw(st.sampled_from([(), (1,), (batch,)] if batch else [()]))
+    shape = (*each, rows, columns)
     memories_of_tables = st.sampled_from(["contiguous", "sliced", "every second feature"])
     case.options["cos"], case.options["sin"] = (
         tensor(shape, table_dtype, draw(memories_of_tables), generator) for _ in range(2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.kernels import HAS_TRITON, INTERPRETED, use_backend, uses_triton
+from ropelab.kernels import HAS_TRITON, INTERPRETED, backends, use_backend, uses_triton
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
@@ -46,3 +46,12 @@ def test_contexts_nest_and_end_after_errors():
     with pytest.raises(ValueError, match="name: expected one of"), ropelab.use_backend("cuda"):
         pass
     assert uses_triton(x) == INTERPRETED
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
+def test_a_kernel_needs_a_gpu_or_the_interpreter(monkeypatch):
+    monkeypatch.setattr(backends, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="name: expected 'torch' without a usable GPU"), use_backend("triton"):
+        pass
+    assert not uses_triton(torch.ones(1))

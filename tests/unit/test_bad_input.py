@@ -1,10 +1,14 @@
 """Arguments that cannot be served raise an error that names them; nothing is rotated by guess."""
 
+import re
+import warnings
+
 import pytest
 import torch
 
 import ropelab
 from ropelab.call.memory import may_share_elements, overlaps_itself
+from ropelab.interop.sglang import apply_rope_with_cos_sin_cache_inplace
 
 Q, K = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 2, 16)
 COS, SIN = ropelab.rotary_table(8, 16)
@@ -29,6 +33,82 @@ def test_a_refusal_names_the_format_that_would_have_fitted(change, argument, lik
         ropelab.apply_rope(**{"q": Q, "k": K, "cos": COS, "sin": SIN} | change)
     assert ("pass seq_format" in str(refused.value)) == bool(likely)
     assert not likely or f"'{likely}'" in str(refused.value)
+
+
+QKV = torch.randn(2, 5, 32)
+SLOTS = torch.arange(10)
+HND = torch.zeros(2, 2, 8, 16)
+MEANT = {
+    "no tables": (lambda: ropelab.apply_rope(Q), "cos and sin, as from rotary_table, or frequencies"),
+    "inverse frequencies": (lambda: ropelab.apply_rope(Q, frequencies=torch.ones(8)), "Rope(inv_freq).frequencies()"),
+    "inverse frequencies in two axes": (
+        lambda: ropelab.apply_rope(Q, frequencies=torch.ones(8, 3)), "Rope(inv_freq).frequencies()",
+    ),
+    "complex tables": (lambda: ropelab.apply_rope(Q, cos=torch.polar(COS, SIN), sin=SIN), "cos=freqs_cis.real"),
+    "complex frequencies": (lambda: ropelab.apply_rope(Q, frequencies=torch.polar(COS, SIN)), "cos=freqs_cis.real"),
+    "columns twice": (lambda: ropelab.apply_rope(Q, cos=COS.repeat(1, 2), sin=SIN.repeat(1, 2)), "cos[..., :8]"),
+    "an odd head": (lambda: ropelab.apply_rope(Q[..., :15], cos=COS, sin=SIN), "the last of 15 features"),
+    "tables of three": (
+        lambda: ropelab.apply_rope(Q, cos=COS.expand(3, -1, -1), sin=SIN.expand(3, -1, -1)), "each of 2 sequences or for",
+    ),
+    "an offset": (lambda: ropelab.apply_rope(Q, cos=COS, sin=SIN, offsets=4), "from 4 on, 9 rows, got 8"),
+    "a module": (
+        lambda: ropelab.qkv_rope(QKV, torch.nn.Linear(32, 64), q_heads=2, k_heads=1, cos=COS, sin=SIN), "linear.weight",
+    ),
+    "heads before slots": (
+        lambda: ropelab.rope_and_cache(
+            Q.flatten(0, 1), K.flatten(0, 1), K.flatten(0, 1), HND, HND.clone(), SLOTS, cos=COS, sin=SIN,
+            positions=SLOTS % 5,
+        ), "key_cache.transpose(1, 2)",
+    ),
+    "a file": (lambda: ropelab.rope_from_config("config.json"), "json.load"),
+    "a name": (lambda: ropelab.rope_from_config("meta-llama/Llama-3.1-8B"), "AutoConfig.from_pretrained"),
+    "BERT": (
+        lambda: ropelab.RotaryEmbedding.from_config({"model_type": "bert", "hidden_size": 8, "num_attention_heads": 2}),
+        "BERT, GPT-2 and T5 do not rotate",
+    ),
+    "no CUDA": (
+        lambda: ropelab.rotary_table(8, 16, device=f"cuda:{torch.cuda.device_count()}"), "can be used, got 'cuda:",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "said"), MEANT.values(), ids=MEANT)
+def test_a_refusal_names_what_was_meant(call, said):
+    with pytest.raises((TypeError, ValueError), match=rf"^\w+: expected .*{re.escape(said)}"):
+        call()
+
+
+ACCIDENTS = {
+    "a row for each head": ({"q": Q.repeat(1, 1, 2, 1)}, "'bhsd'"),
+    "more heads than a model has": ({"q": Q.repeat(1, 1, 65, 1)}, "'bhsd'"),
+    "more heads than a model has, in bhsd": (
+        {"q": Q.repeat(1, 65, 1, 1), "seq_format": "bhsd", "k": None}, "'bshd'",
+    ),
+    "tables of narrower heads": ({"cos": COS[:, :4], "sin": SIN[:, :4]}, "rotary_slice=(0, 8)"),
+    "frequencies of narrower heads": (
+        {"frequencies": ropelab.rotary_frequencies(8), "cos": None, "sin": None}, "rotary_slice=(0, 8)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "said"), ACCIDENTS.values(), ids=ACCIDENTS)
+def test_a_call_that_fits_by_accident_warns_once(change, said):
+    call = {"q": Q, "k": None, "cos": COS, "sin": SIN} | change
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("default")
+        for q in (call["q"], call["q"][:1]):
+            ropelab.apply_rope(**call | {"q": q})
+    assert [one.filename for one in warned] == [__file__] and said in str(warned[0].message)
+
+
+def test_what_is_meant_does_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ropelab.apply_rope(Q, K, cos=COS[:, :4], sin=SIN[:, :4], rotary_slice=(0, 8))
+        ropelab.RotaryEmbedding(ropelab.Rope(torch.ones(4), head_dim=16))(Q, K)
+        cache = torch.cat((COS[:, :4], SIN[:, :4]), -1)
+        apply_rope_with_cos_sin_cache_inplace(torch.arange(5), Q[0].clone(), None, 16, cache)
 
 
 @pytest.mark.gpu
