@@ -1,20 +1,23 @@
 """The steps of the chapter that writes the kernel: each is right, has the bits of the library, and is what is timed."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from ropelab.bench import timing  # noqa: E402
+from ropelab.bench import records, timing  # noqa: E402
 from ropelab.kernels import INTERPRETED  # noqa: E402
 from ropelab.kernels.rotate_triton import tile_for  # noqa: E402
 from ropelab.kernels.rotation import Rotation  # noqa: E402
 from ropelab.kernels.tensors import RotateTensors  # noqa: E402
-from ropelab.study.engine import registered  # noqa: E402
-from ropelab.study.topics.kernel_steps import machine_code, plans, timed  # noqa: E402
-from ropelab.study.topics.kernel_steps.plans import STEPS  # noqa: E402
+from ropelab.study.engine import measuring_code, registered  # noqa: E402
+from ropelab.study.topics.kernel_steps import chapter, machine_code, predicted, step, threads, timed  # noqa: E402
+from ropelab.study.topics.kernel_steps.layout import Layout  # noqa: E402
+from ropelab.study.topics.kernel_steps.step import STEPS  # noqa: E402
 
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 CASE = timed.Case(tokens=5, heads=17, head_dim=24)
@@ -33,22 +36,20 @@ def test_a_step_agrees_with_the_definition_and_has_the_bits_of_the_library(name,
 def test_a_wrong_step_is_found():
     (inputs,) = CASE.inputs(1, "cpu", torch.float16)
     halves = STEPS["3 wide accesses"]
-    for wrong in (
-        replace(halves, layout="interleaved"),
-        replace(halves, inverse=True),
-        replace(halves, positions=True),
-    ):
+    for wrong in (replace(halves, layout="interleaved"), replace(halves, inverse=True)):
         assert timed.check(wrong, inputs).startswith("wrong")
+        assert "elements are others" in chapter.outcome(wrong)
+    assert "every bit" in chapter.outcome(halves)
 
 
 @interpreted
 def test_a_step_writes_every_element_and_none_beside():
     (inputs,) = CASE.inputs(1, "cpu", torch.float16)
-    for name, step in STEPS.items():
-        if step.plan is not None:
+    for name, each in STEPS.items():
+        if not each.in_torch:
             room = torch.full((7, 17, 24), float("nan"), dtype=torch.float16)
-            step.plan(inputs, room[1:6])()
-            assert torch.equal(room[1:6], step.in_library(inputs)), name
+            each.plan(inputs, room[1:6])()
+            assert torch.equal(room[1:6], each.in_library(inputs)), name
             assert room[0].isnan().all() and room[6].isnan().all(), name
 
 
@@ -62,12 +63,19 @@ def test_a_position_without_a_row_gives_nan():
         assert y[2:4].isnan().all() and torch.equal(y[:2], expected[:2]), name
 
 
+def test_an_argument_that_is_not_there_is_named():
+    (inputs,) = CASE.inputs(1, "cpu", torch.float32)
+    kernel = STEPS["2 sixteen heads"]
+    with pytest.raises(ValueError, match="BLOCK_HEADS: expected one of x, cos, .* goes to judge, by"):
+        replace(kernel, constants={}).plan(inputs, torch.empty_like(inputs.x))
+
+
 def test_the_last_step_is_launched_as_the_library_launches():
     """With adjacent pairs and positions the library chooses the tile of the last step, so all else is the same."""
     x, table = torch.empty(1, 4096, 32, 128, dtype=torch.bfloat16, device="meta"), torch.empty(4096, 64, device="meta")
     tensors = RotateTensors.of([x], [torch.empty_like(x)], table, table, torch.empty(1, 4096, dtype=torch.int32))
     chosen = tile_for(tensors, Rotation(128, interleaved=True, out_interleaved=True))
-    assert chosen == plans.tile_of(1, 8, 2)
+    assert chosen == STEPS["8 stages, adjacent pairs"].tile
 
 
 @interpreted
@@ -80,14 +88,25 @@ def test_the_study_times_every_step_beside_the_library_and_a_copy(monkeypatch):
     assert timed.RECORD in registered.all_studies()
 
 
+def test_an_edit_of_a_cell_is_an_edit_of_the_study(monkeypatch):
+    """The kernels lie in the notebook: the hash of the measuring code has to know them."""
+    before, cells = measuring_code.hashes(), step.sources()
+    edited = {name: source.replace("x0 * c - x1 * s", "x0 * c + x1 * s") for name, source in cells.items()}
+    monkeypatch.setattr(step, "sources", lambda: edited)
+    after = measuring_code.hashes()
+    assert {name for name in before if before[name] != after[name]} == {timed.RECORD}
+
+
 def test_machine_code_of_a_gpu_that_need_not_be_there():
     names = ["2 shared row", "3 wide accesses", "8 stages, adjacent pairs"]
-    found = machine_code.compiled_facts(names, 4096, 32, 128)
+    found = {name: machine_code.compiled_facts(STEPS[name], 4096, 32, 128) for name in names}
     assert [found[name]["store_bytes"] for name in names] == [2, 16, 16]
     assert found[names[0]]["instructions"] > found[names[1]]["instructions"]
     assert all(facts["local"] == 0 for facts in found.values())
-    with pytest.raises(RuntimeError, match="the compiler failed: .*KeyError"):
-        machine_code.compiled_facts(["9 another"], 4096, 32, 128)
+    for facts in list(found.values())[:2]:  # what the drawings say of widths is what the machine code has
+        assert {max(move.width for move in facts["moves"] if move.kind == "store")} == {facts["store_bytes"]}
+    with pytest.raises(RuntimeError, match="the compiler failed: .*nonsense"):
+        machine_code.compiled_facts(replace(STEPS[names[0]], constants={"BLOCK_HEADS": 16, "nonsense": 1}), 5, 17, 24)
 
 
 @pytest.mark.parametrize(
@@ -96,3 +115,55 @@ def test_machine_code_of_a_gpu_that_need_not_be_there():
 )  # fmt: skip
 def test_occupancy(registers, warps, share):
     assert machine_code.occupancy(registers, warps) == share
+
+
+def test_threads_of_a_layout():
+    layout = Layout.of("sizePerThread = [1, 8], threadsPerWarp = [4, 8], warpsPerCTA = [4, 1], order = [1, 0]")
+    thread, register = layout.owners((32, 64))
+    assert layout.elements((32, 64)) == 16  # two rows of eight
+    assert thread[0, 7] == 0 and thread[0, 8] == 1 and thread[1, 0] == 8 and thread[4, 0] == 32
+    assert register[0, 7] == 7 and register[16, 0] == 8 and thread[16, 0] == 0
+    assert len({*zip(thread.ravel(), register.ravel(), strict=True)}) == 32 * 64  # each element in a place of its own
+    few = Layout.of("sizePerThread = [1], threadsPerWarp = [32], warpsPerCTA = [4], order = [0]")
+    assert few.owners((64,))[0].max() == 63 and few.elements((64,)) == 1
+
+
+@interpreted
+def test_a_request_asks_for_the_sectors_of_its_threads():
+    def asked(name, kind):
+        moves = machine_code.compiled_facts(STEPS[name], 4096, 32, 128)["moves"]
+        found = threads.accesses(STEPS[name], moves, 32, 128)
+        requests = [request for each in found if (each.kind, each.of) in kind for request in each.requests()]
+        return np.mean([len(request) for request in requests]), sum(map(len, requests))
+
+    heads = {("load", "x")}, {("store", "y")}
+    assert [asked("3 wide accesses", side) for side in heads] == [(16, 128)] * 2
+    assert [asked("4 split pairs", side) for side in heads] == [(16, 128)] * 2
+    assert asked("4 strided stores", heads[1]) == (4, 256)  # each sector twice
+    assert asked("4 strided loads", heads[0]) == (16, 1024)
+
+
+@pytest.mark.parametrize(
+    "case", [case if case.tokens == 4096 and case.head_dim == 128 else pytest.param(case, marks=pytest.mark.full)
+             for case in timed.CASES], ids=lambda case: f"{case.tokens}x{case.head_dim}",
+)  # fmt: skip
+def test_no_recorded_time_is_below_a_roof(case):
+    """What the chapter calls a roof is one: bytes, instructions, starts and waits, of every step on every GPU."""
+    facts = {name: chapter.Judge(records.Selection(), case).facts(name) for name in STEPS}
+    for record in records.of_each_gpu(timed.RECORD):
+        gpu = record.provenance["gpu"]["name"]
+        judge = chapter.Judge(records.selection(records.MEASUREMENTS, gpu), case)
+        judge.record, judge._facts = record, facts
+        took = judge.times.median_us
+        for name in facts.keys() & took.keys():
+            for by, roof in judge.roofs(name).items():
+                assert roof <= took[name], f"{gpu}, {name}: {by} take {roof}, measured {took[name]}"
+
+
+def test_bytes_under_way_are_those_of_loads():
+    """Little's law: a copy of 4.2 TB/s loads at half that rate, and a wave of programs waits once."""
+    needed = 4.2e12 / 2 / machine_code.MULTIPROCESSORS * predicted.WAIT_US * 1e-6
+    assert round(needed) == 14318
+    facts = {"instructions": 1, "warps": 4, "registers": 128, "programs": machine_code.MULTIPROCESSORS * 4 * 10}
+    gpu = predicted.Gpu("H100", 2.8e6, 1e6)
+    assert math.isclose(predicted.roofs(facts, gpu, 1)["waits"], 10 * predicted.WAIT_US)

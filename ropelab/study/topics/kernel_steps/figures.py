@@ -1,93 +1,108 @@
-"""Draw the steps: how close each comes to a copy, what limits it, and how the tile decides."""
+"""Draw the steps: which thread touches which memory, how close a step comes to a copy, and how the tile decides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+import matplotlib as mpl
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ropelab.study.engine.words import value_range
-from ropelab.study.plots import drawing, gpus, marks, ticks
+from ropelab.study.plots import marks, ticks
+from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.plots.panels import grid
-from ropelab.study.topics.kernel_steps import machine_code
-from ropelab.study.topics.kernel_steps.plans import TILES, tile_name
-from ropelab.study.topics.kernel_steps.predicted import Gpu
+from ropelab.study.topics.kernel_steps.layout import WARP
+from ropelab.study.topics.kernel_steps.threads import SECTOR, Access
+
+_HEADS = 16
+"""The heads of a drawing of memory."""
+_OTHERS, _LATER, _EMPTY = "#d9d9d9", "#a8c8e8", "#f7f7f7"
+_THREADS = "viridis"
 
 
-def fractions(frame: pd.DataFrame, names: Sequence[str], footer: str = "") -> Figure:
-    """The time of steps over the time of the copy, with the noise of `drawing.noisy`; the second panel is near 1."""
-    rows = drawing.noisy("kernel_steps", frame[frame.contender.isin(names)])
-    place = marks.places(names)
-    title = drawing.title(
-        lambda part: f"The steps take {value_range(1 / part.fraction_of_copy)} times as long as a copy", rows
-    )
-    panels = grid(1, 2, (4.6, 0.36 * len(names) + 1.2), title, footer, sharey=True)
-    whole, near = panels.axes[0]
-    for ax in (whole, near):
-        for number, (_, points, look) in enumerate(gpus.parts(rows)):
-            y = place[points.contender] + 0.14 * (rows.gpu.nunique() - 1) - 0.28 * number
-            speed = points.fraction_of_copy
-            gpus.across(ax, 1 / speed, y, points.low / speed, points.high / speed, look, markersize=5)
-        marks.one(ax)
-        marks.rows(ax, place, left=0.9)
-    whole.set_xscale("log")
-    ticks.plain_log(whole.xaxis)
-    near.set_xlim(*_NEAR)
-    return panels.finish("times as long as a copy of the same bytes", legend=3)
+def lying(access: Access, head_dim: int, title: str) -> Figure:
+    """The memory of 16 heads of a token: which thread of the first warp touches it with the first instruction.
 
-
-_NEAR = 0.98, 1.16
-"""The times of the second panel of `fractions`, where most steps lie."""
-
-
-def roofline(
-    frame: pd.DataFrame, facts: Mapping[str, Mapping[str, int]], machines: Sequence[Gpu], names: Sequence[str],
-    footer: str = "",
-) -> Figure:  # fmt: skip
-    """Bytes a second against instructions for each kilobyte, under the roofs of memory and of the schedulers."""
-    panels = grid(len(machines), 1, (5.6, 3.4), "Two roofs: the memory, and the instructions", footer, sharex=True)
-    for ax, machine in zip(panels.axes[:, 0], machines, strict=True):
-        rows = frame[(frame.gpu == machine.name) & frame.contender.isin([n for n in names if n in facts])]
-        needed = rows.contender.map(
-            lambda name: facts[name]["instructions"] * facts[name]["warps"] * facts[name]["programs"]
-        )
-        density = needed / (rows.bytes / 1000)
-        rate = rows.bytes / rows.median_us / 1000  # GB/s
-        ax.plot(density, rate, "o", color=gpus.COLORBLIND[0], markersize=4)
-        points = pd.DataFrame({"step": rows.contender.str[:1], "x": density, "y": rate}).sort_values("x")
-        apart = (points[["x", "y"]].pct_change().abs() > (0.03, 0.1)).any(axis=1).cumsum()
-        for number, near in points.groupby(apart):  # labels of neighbours lie in two lines
-            text, at = ",".join(sorted(set(near.step))), (near.x.mean(), near.y.min())
-            ax.annotate(text, at, (0, -12 - 10 * (number % 2)), textcoords="offset points", ha="center", size=8)
-        ridge = 1000 * machine.warps_per_us / machine.bytes_per_us  # where both roofs meet
-        across = pd.Series([0.7 * density.min(), ridge, 1.4 * density.max()]).sort_values()
-        roof = (machine.warps_per_us / across).clip(upper=machine.bytes_per_us / 1000)
-        ax.plot(across, roof, color="black", linewidth=1.4, label="roofs: copy, issue")
-        ax.set(xscale="log", yscale="log", title=machine.name, ylim=(0.7 * rate.min(), None))
-        ticks.plain_log(ax.xaxis)
-        ticks.plain_log(ax.yaxis)
-    return panels.finish("instructions of a warp for each kB", "GB/s", legend=1)
-
-
-def tiles(frame: pd.DataFrame, facts: Mapping[str, Mapping[str, int]], footer: str = "") -> Figure:
-    """The speed of programs of four warps against the pairs that a thread holds, with registers and occupancy."""
-    names = {tile_name(*size): size for size in TILES if size[2] == 4}
-    rows = drawing.noisy("kernel_steps", frame[frame.contender.isin(names)])
-    pairs = {name: tokens * heads * frame.head_dim.iloc[0] // 2 / 128 for name, (tokens, heads, _) in names.items()}
-    title = drawing.title(
-        lambda part: f"By its tile a program runs at {value_range(part.fraction_of_copy)} of a copy", rows
-    )
-    panels = grid(1, 1, (5.6, 3.4), title, footer)
+    Args:
+        access: a load of x, or a store of y.
+    """
+    panels = grid(1, 1, (6.2, 2.1), title, "")
     ax = panels.axes[0, 0]
-    for _, points, look in gpus.parts(rows):
-        points = points.assign(pairs=points.contender.map(pairs)).sort_values("pairs")
-        speed = points.fraction_of_copy
-        gpus.upright(ax, points.pairs, speed, speed / points.high, speed / points.low, look)
-    for name, x in pairs.items():
-        registers = facts[name]["registers"]
-        text = f"{registers}\n{machine_code.occupancy(registers, 4):.0%}"
-        ax.annotate(text, (x, 0.02), xycoords=("data", "axes fraction"), ha="center", size=8)
+    picture = np.tile(mpl.colors.to_rgb(_EMPTY), (_HEADS, head_dim, 1))
+    palette = mpl.colormaps[_THREADS].resampled(WARP)
+    moved = (access.place >= 0) & (access.place < _HEADS * head_dim)
+    for which, color in (
+        (moved, _OTHERS),
+        (moved & (access.thread < WARP), _LATER),
+    ):
+        picture[np.divmod(access.place[which], head_dim)] = mpl.colors.to_rgb(color)
+    first = moved & access.first
+    picture[np.divmod(access.place[first], head_dim)] = palette(access.thread[first])[:, :3]
+    ax.imshow(picture, aspect="auto", interpolation="nearest", extent=(0, head_dim, _HEADS, 0))
+    for at in range(0, head_dim, SECTOR // access.itemsize):
+        ax.axvline(at, color="white", linewidth=1)
+    ax.set_yticks(np.arange(0.5, _HEADS, 5), range(0, _HEADS, 5))
+    ticks.at(ax.xaxis, range(0, head_dim + 1, SECTOR // access.itemsize))
+    ax.grid(False)
+    ax.set(xlabel="feature (a white line begins a sector of 32 bytes)", ylabel="head")
+    handles = [mpl.patches.Patch(color=palette(n), label=f"thread {n}") for n in (0, WARP // 2, WARP - 1)]
+    for color, label in ((_LATER, "later instructions"), (_OTHERS, "other warps")):
+        handles.append(mpl.patches.Patch(color=color, label=label))
+    ax.legend(handles=handles, ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8,
+              handlelength=1, columnspacing=1)  # fmt: skip
+    return panels.figure
+
+
+def ladder(rows: pd.DataFrame, title: str, footer: str, now: str = "") -> Figure:
+    """The speed of steps as a part of a copy's speed, a bar a step, and what the roofs allow.
+
+    Args:
+        rows: columns step, speed (NaN where it is not timed), roof (NaN where it is not known) and by, its resource.
+        now: the step whose bar has another colour.
+    """
+    panels = grid(1, 1, (6.2, 0.27 * len(rows) + 0.5), title, footer)
+    ax = panels.axes[0, 0]
+    place = marks.places(rows.step)
+    colors = [COLORBLIND[0 if step == now or not now else 7] for step in rows.step]
+    ax.barh(place, rows.speed.fillna(0), 0.62, color=colors)
+    reached = rows.roof.clip(upper=_END)
+    ax.vlines(reached, place - 0.36, place + 0.36, color="black", linewidth=2, label="what the roofs allow")
+    for y, one in zip(place, rows.itertuples(), strict=True):
+        if one.speed > _INSIDE:
+            ax.annotate(f"{one.speed:.2f}", (one.speed, y), (-4, 0), ha="right", color="white", **_TEXT)
+        said = "not timed" if np.isnan(one.speed) else "" if one.speed > _INSIDE else f"{one.speed:.2f}"
+        if one.speed < one.roof < _NEAR:
+            said = f"{said}  limit: {one.by}"
+        ax.annotate(said, (max(one.speed, min(one.roof, _NEAR)) if "limit" in said else np.nan_to_num(one.speed), y),
+                    (5, 0), **_TEXT)  # fmt: skip
+    marks.one(ax)
+    marks.rows(ax, place)
+    ax.set_xlim(0, _END)
+    ax.grid(False, axis="y")
+    return panels.finish("speed of a copy of the same bytes", legend=1 if rows.roof.notna().any() else 0)
+
+
+_END, _NEAR, _INSIDE = 1.12, 0.8, 0.2
+"""The end of the axis of `ladder`, the roof below which it names the resource, the least bar that holds its number."""
+_TEXT = {"textcoords": "offset points", "va": "center", "size": 8}
+
+
+def tiles(points: pd.DataFrame, roofs: Mapping[str, pd.Series], title: str, footer: str) -> Figure:
+    """The time of programs against the pairs that a thread holds, over the roofs, with registers and occupancy.
+
+    Args:
+        points: columns pairs, low, median_us, high, registers and occupancy.
+        roofs: the name of a roof -> its microseconds by the pairs of a thread.
+    """
+    panels = grid(1, 1, (6.2, 3.4), title, footer)
+    ax: Axes = panels.axes[0, 0]
+    for number, (name, roof) in enumerate(roofs.items()):
+        ax.plot(roof.index, roof, color=COLORBLIND[(2, 3, 4, 5)[number]], linestyle=("-", "--", ":", "-.")[number],
+                linewidth=1.4, label=f"roof: {name}")  # fmt: skip
+    spread = [points.median_us - points.low, points.high - points.median_us]
+    ax.errorbar(points.pairs, points.median_us, yerr=spread, fmt="o", color=COLORBLIND[0], capsize=2, label="measured")
     ax.set_xscale("log", base=2)
-    ticks.at(ax.xaxis, pairs.values(), "{:g}".format)
-    ax.set_ylim(rows.fraction_of_copy.min() - 0.1, 1.02)
-    marks.one(ax, upright=False)
-    return panels.finish("pairs a thread (below: its registers, the occupancy)", "fraction of a copy", legend=3)
+    texts = {one.pairs: f"{one.pairs:g}\n{one.registers}\n{one.occupancy:.0%}" for one in points.itertuples()}
+    ticks.at(ax.xaxis, points.pairs, texts.__getitem__)
+    ax.set_ylim(0, 1.1 * points.high.max())
+    return panels.finish("pairs a thread, its registers, the part of the warps that fit", "microseconds", legend=3)

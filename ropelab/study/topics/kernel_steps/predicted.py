@@ -1,4 +1,4 @@
-"""Predict the time of a step before it is measured: from its bytes, its instructions and its programs."""
+"""The roofs of a step: the least time that its bytes, its instructions, its programs and their wait allow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +10,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ropelab.bench import records
 from ropelab.bench.rows import are_copies, timed
 from ropelab.study.plots.gpus import short
-from ropelab.study.topics.kernel_steps import steps
+from ropelab.study.topics.kernel_steps.machine_code import MULTIPROCESSORS, THREADS, occupancy
+from ropelab.study.topics.kernel_steps.step import STEPS
 
 SCHEDULERS = 4
 """The schedulers of a multiprocessor; each issues at most one instruction of a warp in a cycle (CUDA C++ Programming
 Guide, "Multiprocessor Level")."""
 START_NS = 0.57
 """The nanoseconds between the starts of two programs on an H200; `ropelab.kernels.tile_cost` rests on it too."""
+WAIT_US = 0.9
+"""The microseconds in which memory answers a load under load; `ropelab.kernels.tile_cost` rests on it too."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,27 @@ def gpus(where: records.Where) -> list[Gpu]:
     return found
 
 
-def issue_us(facts: Mapping[str, int], gpu: Gpu) -> float:
-    """The least time in which all instructions of a step issue."""
-    return facts["instructions"] * facts["warps"] * facts["programs"] / gpu.warps_per_us
+def roofs(facts: Mapping[str, Any], gpu: Gpu, moved: int) -> dict[str, float]:
+    """The least microseconds of a step by each resource.
 
+    Args:
+        facts: as `machine_code.facts` returns them; empty for lines of torch, of which only the bytes are known.
+        moved: the bytes that the step moves.
 
-def start_us(facts: Mapping[str, int]) -> float:
-    """The least time in which all programs of a step start."""
-    return facts["programs"] * START_NS / 1000
+    Returns:
+        bytes: memory moves them. instructions: the schedulers issue them. starts: the GPU starts the programs one after
+        another. waits: memory answers once for each wave of programs that the GPU holds at once.
+    """
+    found = {"bytes": moved / gpu.bytes_per_us}
+    if facts:
+        warps = facts["warps"] * facts["programs"]
+        held = MULTIPROCESSORS * THREADS // 32 * occupancy(facts["registers"], facts["warps"])
+        found |= {
+            "instructions": facts["instructions"] * warps / gpu.warps_per_us,
+            "starts": facts["programs"] * START_NS / 1000,
+            "waits": max(1, warps / held) * WAIT_US,
+        }
+    return found
 
 
 def bytes_of(tokens: int, heads: int, head_dim: int, rows: int) -> int:
@@ -71,7 +87,7 @@ def bytes_in_torch(tokens: int, heads: int, head_dim: int) -> int:
     x = torch.empty(tokens, heads, head_dim, dtype=torch.bfloat16, device="meta")
     table = torch.empty(tokens, head_dim // 2, device="meta")
     with Traffic() as traffic:
-        steps.in_torch(x, table, table)
+        STEPS["0 torch"].kernel(x, table, table)
     return traffic.bytes
 
 

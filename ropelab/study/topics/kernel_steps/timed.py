@@ -15,7 +15,7 @@ from ropelab.bench.cells import progress
 from ropelab.bench.compare import tidy
 from ropelab.bench.rows import are_copies
 from ropelab.bench.study import Study
-from ropelab.study.topics.kernel_steps.plans import STEPS, Inputs, Step
+from ropelab.study.topics.kernel_steps.step import STEPS, Inputs, Step
 
 RECORD = "kernel_steps"
 """The name of the record."""
@@ -86,8 +86,7 @@ def kernel_steps(*, smoke: bool = False, device: torch.device | str = "cuda") ->
 
 
 def _compare(case: Case, device: torch.device | str, rounds: int) -> pd.DataFrame:
-    count = min(max(2, -(-4 * timing.cache_bytes() // case.bytes)), 512)
-    sets = case.inputs(count, device)
+    sets = case.inputs(_sets(case), device)
     status, bits = {}, {}
     for name, step in STEPS.items():
         if not timing.is_stopped():
@@ -108,6 +107,22 @@ def _compare(case: Case, device: torch.device | str, rounds: int) -> pd.DataFram
     }
     facts = {"layout": layouts, "bits": bits}
     return frame.assign(**{fact: [of.get(name, "") for name in frame.contender] for fact, of in facts.items()})
+
+
+def beside_copy(step: Step, case: Case) -> tuple[float, float]:
+    """The microseconds of a step on the GPU at hand, and of the fastest copy of as many bytes, in the same rounds."""
+    sets = case.inputs(_sets(case), "cuda")
+    contenders = {step.name: partial(_calls, step, sets)} | copies.contenders([[s.x] for s in sets])
+    frame = timing.gpu_times(contenders, rounds=3)
+    if frame.status[0] != "ok":
+        raise RuntimeError(frame.status[0])
+    torch.cuda.empty_cache()  # the graphs have memory of their own
+    return frame.median_us[0], frame.median_us[1:].min()
+
+
+def _sets(case: Case) -> int:
+    """As many sets of buffers as leave the L2 cache without those of the next call."""
+    return min(max(2, -(-4 * timing.cache_bytes() // case.bytes)), 512)
 
 
 LIBRARY_AS = {
