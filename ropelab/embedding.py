@@ -5,7 +5,7 @@ module has no parameters and no buffers: ``.half()`` cannot round the tables, a 
 ``to_empty`` cannot leave them uninitialised, and DistributedDataParallel does not broadcast them in every step.
 """
 
-from typing import Any
+from typing import Any, Never
 from weakref import WeakValueDictionary
 
 import torch
@@ -18,7 +18,7 @@ from ropelab.angles.tables import MOST_ROWS, check_dtype, frequency_tables
 from ropelab.arguments import POSITION_DTYPES, check_tensor, integer, shown, tensor
 from ropelab.arguments import device as usable
 from ropelab.call.traced import recorded
-from ropelab.foreign import hinted
+from ropelab.foreign import hinted, unexpected
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.pairing import Layout, check_rotary_dim
 from ropelab.layout.seq_format import SEQ_AXIS, SeqFormat, check_heads, check_seq_format, rank
@@ -107,6 +107,7 @@ class RotaryEmbedding(torch.nn.Module):
         seq_len: int | None = None,
         inverse: bool = False,
         inplace: bool = False,
+        **foreign: Never,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """The rotated q, or q and k.
 
@@ -126,6 +127,8 @@ class RotaryEmbedding(torch.nn.Module):
         """
         if isinstance(q, Proxy):
             return recorded(self.forward, locals())
+        if foreign:
+            raise unexpected(RotaryEmbedding.forward, *foreign)
         check_heads("q", tensor("q", q), self.seq_format)
         if k is not None:
             tensor("k", k)

@@ -67,10 +67,10 @@ def apply_qk_norm_rope(
         TypeError, ValueError: as `apply_rope`; a weight has the wrong shape, dtype or device; ``eps`` is negative; or a
             table requires grad.
     """
-    if foreign:
-        raise unexpected(apply_qk_norm_rope, *foreign)
     if isinstance(q, Proxy):
         return recorded(apply_qk_norm_rope, locals())
+    if foreign:
+        raise unexpected(apply_qk_norm_rope, *foreign)
     given = q, k, q_weight, k_weight
     key, prepared = FORWARD.look_up(
         (layout, seq_format), (eps,), given, cos, sin, positions, offsets, axes, rotary_slice

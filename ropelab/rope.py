@@ -148,10 +148,10 @@ def apply_rope(
     the host would have to wait for the positions: there a position without a row yields NaN, and nothing is read out of
     bounds.
     """
-    if foreign:
-        raise unexpected(apply_rope, *foreign)
     if isinstance(q, Proxy):
         return recorded(apply_rope, locals())
+    if foreign:
+        raise unexpected(apply_rope, *foreign)
     operation, given = ROTATE_IN_PLACE if inplace is True else ROTATE, (q, k)
     words, flags = (layout, out_layout, seq_format, frequencies is None), (inverse, inplace)
     tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)

@@ -10,6 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.fx import Proxy
 
+from ropelab.foreign import unexpected
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -21,6 +23,8 @@ def recorded(function: Callable, keywords: Mapping[str, Any], arguments: tuple =
         function: a public function, or the ``forward`` of a module, which the graph calls as a module if it is part of
             the traced one.
     """
+    if isinstance(foreign := keywords.get("foreign"), dict) and foreign:  # of a traced function it is a proxy
+        raise unexpected(function, *foreign)
     keywords = {name: value for name, value in keywords.items() if name not in ("self", "foreign")}
     tracer: Any = next(x for x in (*arguments, *keywords.values()) if isinstance(x, Proxy)).tracer
     module = getattr(function, "__self__", None)

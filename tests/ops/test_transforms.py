@@ -75,6 +75,8 @@ def test_fx_traces_a_call_as_one_node(torch_backend, name):
     for f in (traced, copy.deepcopy(traced)):
         for found, expected in zip(f(*arguments), made(*arguments), strict=True):
             assert torch.equal(found, expected)
+    with pytest.raises(TypeError, match="did you mean positions"):
+        torch.fx.symbolic_trace(lambda q: ropelab.apply_rope(q, cos=cos, sin=sin, position_ids=q))
     if name == "model":
         assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == ["rotary"]
 
