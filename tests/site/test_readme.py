@@ -76,9 +76,11 @@ def test_tables_are_those_of_the_records():
     assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.site.summary"
 
 
-def test_the_first_line_has_what_the_package_declares():
+def test_the_version_and_the_clone_are_those_that_the_package_declares():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pythons = [name.rpartition(" ")[2] for name in project["classifiers"] if ":: 3." in name]
+    (cloned,) = re.findall(r"^git clone (\S+)", summary.README.read_text(), re.MULTILINE)
+    assert cloned == project["urls"]["Repository"]
     (torch_from,) = re.findall(r"torch>=([\d.]+)", " ".join(project["dependencies"]))
     facts = (f"Version {ropelab.__version__}", f"Python {pythons[0]} to {pythons[-1]}", f"torch {torch_from} or newer")
     assert " · ".join((*facts, project["license"])) in summary.README.read_text().splitlines()
@@ -86,7 +88,7 @@ def test_the_first_line_has_what_the_package_declares():
 
 def test_a_table_has_the_times_of_the_records():
     frames = {study: summary.record(study).frame for study in ("paged_cache", "projection")}
-    cells = [line.split("|")[1:-1] for line in summary.README.read_text().splitlines() if line.startswith("|")]
+    cells = [line.split("|")[1:-1] for line in TEXT.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line] for line in cells]
 
     def expected(study: str, spec: str, column: str, **where) -> str:
@@ -143,7 +145,7 @@ def test_the_figure_shows_every_contender_at_its_fraction():
 @pytest.mark.parametrize(
     "pattern, counted",
     [
-        (r"(\d+) laws", lambda: [sum(law.by_default for law in laws.values()) for laws in (LAWS, CACHE_LAWS)]),
+        (r"against (\d+) laws", lambda: [sum(law.by_default for law in laws.values()) for laws in (LAWS, CACHE_LAWS)]),
         (r"has (\d+) faults", lambda: [len(FAULTS)]),
         (r"catalogue of (\d+) more", lambda: [len(CACHE_FAULTS)]),
         (r"make (\d+) claims", lambda: [len(load_claims())]),
@@ -280,7 +282,7 @@ def test_commands_exist():
     named |= {command[1] for command in commands if command[0] == "make"}
     assert {"reproduce", "test", "check"} <= named
     assert not [name for name in named if f"\n{name}: " not in makefile]
-    programs = {"make", "pip", "ropelab", "papermill", "python3", ".venv/bin/python"}
+    programs = {"git", "make", "pip", "ropelab", "papermill", "python3", ".venv/bin/python"}
     others = [command for command in commands if command[0] not in programs]
     assert all(re.fullmatch(r"(VLLM|SGLANG)_PLUGINS=ropelab", command[0]) for command in others)  # servers
     of_the_study = set(re.findall(r"[` ]ropelab\.study ([a-z]+)", TEXT))

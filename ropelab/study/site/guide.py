@@ -12,7 +12,7 @@ from ropelab.study.site.mathml import Writer
 PAGES = ROOT / "docs"
 PARTS = {"6_claims": "Court", "8_notation": "Book", "9_references": "Book"}
 """The part of the site of a page that is not about the use of the library."""
-AFTER = {"serve": "3_drop_ins", "verify": "4_verify"}
+AFTER = {"coming_from": "3_drop_ins", "serve": "3_drop_ins", "verify": "4_verify"}
 """A page without a number -> the page that it follows."""
 
 
@@ -29,7 +29,7 @@ class Page:
 
 def guides() -> list[Page]:
     """The pages in the order of their numbers."""
-    order = {path: (AFTER.get(path.stem, path.stem), path.stem in AFTER) for path in PAGES.glob("[0-9a-z]*.md")}
+    order = {path: (AFTER.get(path.stem, path.stem), path.stem in AFTER) for path in sorted(PAGES.glob("[0-9a-z]*.md"))}
     return [_page(path) for path in sorted(order, key=order.__getitem__)]
 
 

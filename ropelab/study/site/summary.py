@@ -5,6 +5,7 @@ A test compares them with the files.
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -12,12 +13,14 @@ import pandas as pd
 from ropelab.bench import records, whole_file
 from ropelab.bench.rows import is_right
 from ropelab.bench.table_free import TABLE_FREE
+from ropelab.conformance import verify
 from ropelab.study.documents.fairseq2 import findings as fairseq2_findings
 from ropelab.study.engine import kept
 from ropelab.study.engine.claims import AUTHOR, documents
 from ropelab.study.engine.ledger import by_gpu, short, tally
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.engine.words import listed, value_range
+from ropelab.study.faults import correct
 from ropelab.study.site import bibliography
 from ropelab.study.topics.one_pass import findings as one_pass
 from ropelab.study.topics.performance import comparison, dense, shortfalls, speed_figure
@@ -54,8 +57,8 @@ def tables() -> dict[str, str]:
         "figure": _picture(record(), heads), "speed": _speed(record(), heads), "family": family(only),
         "one_pass": _one_pass(record(one_pass.RECORD)), "projection": _projection(record(projection.RECORD)),
         "table_free": _table_free(only), "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only),
-        "claims": claims(ledger), "documents": outcomes(ledger), "unclaimed": _unclaimed(),
-        "references": bibliography.markdown(), "models": _models(),
+        "claims": claims(ledger), "documents": verdicts(ledger), "unclaimed": _unclaimed(),
+        "references": bibliography.markdown(), "models": _models(), "verify": _verify(),
     }  # fmt: skip
 
 
@@ -99,7 +102,7 @@ def _picture(record: records.Record, heads: records.Record) -> str:
     fractions = _fractions(record)
     words = speed_figure.words(fractions, record.provenance["gpu"]["name"])
     ours = fractions["ropelab"]
-    chosen = f"The figure has {len(ours)} chosen cases, in which ropelab runs at {value_range(ours)} of a copy."
+    chosen = f"The figure shows {len(ours)} chosen cases: ropelab runs at {value_range(ours)} of copy speed."
     dark, light = (f"data/figures/speed-{theme}.svg" for theme in ("dark", "light"))
     return (
         f'<picture>\n<source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
@@ -225,16 +228,23 @@ def claims(ledger: pd.DataFrame) -> str:
 
 
 def outcomes(ledger: pd.DataFrame) -> str:
-    """The number of claims by outcome: a row for the authors of each document, and one for all reviewers.
+    """The number of claims by outcome: a row for the authors of each document, and one for all reviewers."""
+    return f"{_counts(ledger, 'outcome', list(Outcome))}\n{_paragraph(_ran(ledger))}"
 
-    Below them stands for how many claims published code ran.
-    """
+
+def verdicts(ledger: pd.DataFrame) -> str:
+    """The number of claims by outcome, and for how many published code ran, in sentences."""
+    counts = ledger.outcome.value_counts()
+    each = ", ".join(f"{outcome} {counts[outcome]}" for outcome in Outcome if outcome in counts)
+    return _paragraph(f"Verdicts from an {short(GPU)}: {each}. {_ran(ledger)}")
+
+
+def _ran(ledger: pd.DataFrame) -> str:
     ran = ledger.basis.isin([Basis.PACKAGE, Basis.CODE, Basis.LAYER]).sum()
-    said = (
-        f"Published code ran for {ran} of the {len(ledger)} claims; the others rest on published files, printed "
-        "numbers, typed facts or our models, or have no evidence yet."
+    return (
+        f"The study ran published code for {ran} of the {len(ledger)} claims. The other verdicts rest on published "
+        "files, printed numbers, typed facts or our models, or have no evidence yet."
     )
-    return f"{_counts(ledger, 'outcome', list(Outcome))}\n{textwrap.fill(said, 118)}\n"
 
 
 def _counts(ledger: pd.DataFrame, axis: str, names: Sequence[str]) -> str:
@@ -260,6 +270,18 @@ def _models() -> str:
         f"For these it raises an error, perhaps in some layers alone, that names the key or another way: {refuses}.",
     )
     return "\n".join(map(_paragraph, lines))
+
+
+@cache
+def _verify() -> str:
+    """What ``ropelab verify`` prints of a function of Hugging Face's form that rotates k in the wrong direction."""
+
+    def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
+        rotated, _ = correct.huggingface(q, k, cos, sin, unsqueeze_dim)
+        return rotated, correct.huggingface(q, k, cos, -sin, unsqueeze_dim)[1]
+
+    command = f"$ ropelab verify my_project.rope:{apply_rotary_pos_emb.__name__}"
+    return f"```console\n{command}\n{verify(apply_rotary_pos_emb, 'huggingface').screen}\n```\n"
 
 
 def _paragraph(text: str, bullet: str = "") -> str:

@@ -125,8 +125,8 @@ def drawn_sentence(frame: pd.DataFrame) -> str:
     reached = every.fraction_of_limit
     slow = (reached < 0.9).sum()
     return (
-        f"Over all {len(every)} drawn calls the median is {reached.median():.3f} of the limit; {slow} are below 0.9, "
-        f"and {(~every.meets).sum()} below their bar."
+        f"Over {len(every)} randomly drawn calls the median is {reached.median():.3f} of the speed of a copy of all "
+        f"their bytes; {slow} are below 0.9, and {(~every.meets).sum()} miss the bar set for their size."
     )
 
 
