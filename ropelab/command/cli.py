@@ -27,10 +27,11 @@ from ropelab.foreign import did_you_mean
 from ropelab.progress import ProgressLine
 
 app = typer.Typer(
-    help="Hold any implementation of rotary position embedding to its laws.",
-    epilog="ropelab --version says the versions of ropelab, torch, triton and Python.",
+    help="Check any implementation of rotary position embedding (RoPE).",
+    epilog="ropelab --version prints the versions of ropelab, torch, triton and Python.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",
 )
 
 EXIT_CODES = {"right": 0, "wrong": 1, "not judged": 2}
@@ -38,9 +39,9 @@ COLOURS = {"right": "bold green", "wrong": "bold red", "not judged": "bold yello
 CALL, CLAIM, RUN, REPORT = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("The call", "The claims", "The run", "The report")
 )
-TIMEOUT = Annotated[float, RUN(help="The seconds for the whole run, from the import on.")]
-MEMORY = Annotated[float, RUN(help="The GiB of memory for the run and all that it starts, on Linux.")]
-JSON = Annotated[Path | None, REPORT(help="A file that gets the report as JSON.")]
+TIMEOUT = Annotated[float, RUN(help="The limit in seconds of the whole run, the import included.")]
+MEMORY = Annotated[float, RUN(help="The limit in GiB of the run and its child processes, on Linux.")]
+JSON = Annotated[Path | None, REPORT(help="Write the report to this file, as JSON.")]
 STYLES = {"pass": "green", "note": "yellow", "fail": "bold red", "error": "bold red", "not applicable": "dim"}
 
 
@@ -50,28 +51,32 @@ class Judged(SystemExit):
 
 @app.callback()
 def main() -> None:
-    """Hold any implementation of rotary position embedding to its laws."""
+    """Check any implementation of rotary position embedding (RoPE)."""
 
 
 @app.command()
 def verify(
     target: Annotated[str, typer.Argument(help="package.module:function")],
     convention: Annotated[
-        str | None, CALL(help="How the function is called, if its parameters do not say: ropelab conventions.")
+        str | None, CALL(help="The calling convention, if the parameters do not tell it; see ropelab conventions.")
     ] = None,
-    layout: Annotated[str | None, CALL(help="The layout of the features: split_half or interleaved.")] = None,
-    out_layout: Annotated[str | None, CALL(help="The layout of the result, if it differs.")] = None,
+    layout: Annotated[
+        str | None, CALL(help="The pairs of features: split_half (GPT-NeoX) or interleaved (GPT-J).")
+    ] = None,
+    out_layout: Annotated[str | None, CALL(help="The layout of the result, if it is another one.")] = None,
     seq_format: Annotated[str | None, CALL(help="The order of the axes: bshd, sbhd or bhsd.")] = None,
-    sign: Annotated[str, CLAIM(help="standard, or reversed: rotate by minus the angle.")] = "standard",
-    maths: Annotated[str | None, CLAIM(help="narrow: in the inputs' dtype; wide: float32 or wider.")] = None,
-    columns: Annotated[
-        str | None, CALL(help="The layout of full-width tables, if it differs; or pair, or repeated.")
+    sign: Annotated[str, CLAIM(help="standard, or reversed: it rotates by minus the angle.")] = "standard",
+    maths: Annotated[
+        str | None, CLAIM(help="The arithmetic. narrow: in the dtype of q; wide: in float32 or wider.")
     ] = None,
-    inplace: Annotated[bool, CALL("--inplace", help="The result overwrites the inputs.")] = False,
-    once: Annotated[bool, CLAIM("--once-differentiable", help="No second derivatives are claimed.")] = False,
-    norm_last: Annotated[bool, CLAIM("--norm-last", help="The norm comes after the rotation.")] = False,
-    norm_across: Annotated[bool, CLAIM("--norm-across", help="All heads of a token share a norm.")] = False,
-    table_free: Annotated[bool, CLAIM("--table-free", help="Frequencies take the place of tables.")] = False,
+    columns: Annotated[
+        str | None, CALL(help="The columns of full-width tables: another layout, pair or repeated.")
+    ] = None,
+    inplace: Annotated[bool, CALL("--inplace", help="The function overwrites its inputs.")] = False,
+    once: Annotated[bool, CLAIM("--once-differentiable", help="It has no second derivatives.")] = False,
+    norm_last: Annotated[bool, CLAIM("--norm-last", help="It normalizes after the rotation.")] = False,
+    norm_across: Annotated[bool, CLAIM("--norm-across", help="It normalizes all heads of a token together.")] = False,
+    table_free: Annotated[bool, CLAIM("--table-free", help="It takes frequencies in place of cos and sin.")] = False,
     rotary_dim: Annotated[int | None, CALL(help="The number of features that rotate.")] = None,
     head_dim: Annotated[int, CALL(help="The number of features of a head.")] = 16,
     q_heads: Annotated[int, CALL(help="The number of heads of q.")] = 4,
@@ -79,32 +84,31 @@ def verify(
     base: Annotated[float, CALL(help="The base of the frequencies.")] = 10000.0,
     device: Annotated[str, RUN(help="The device: cpu, cuda, cuda:1, ...")] = "cpu",
     dtype: Annotated[str, RUN(help=f"The dtype of most cases: {', '.join(CHOICES['dtype'])}.")] = "float32",
-    law: Annotated[list[str] | None, RUN(help="A law or a family to hold the function to; or several.")] = None,
-    skip: Annotated[list[str] | None, RUN(help="A law or a family to leave out; or several.")] = None,
-    sizes: Annotated[str | None, RUN(help="Numbers of tokens beyond which a function has another path.")] = None,
-    arrays: Annotated[str, CALL(help="torch; jax or numpy for a function of their arrays.")] = "torch",
-    verbose: Annotated[bool, REPORT("-v", "--verbose", help="Print each law, and each counterexample.")] = False,
+    law: Annotated[list[str] | None, RUN(help="Check only this law or family; may be repeated.")] = None,
+    skip: Annotated[list[str] | None, RUN(help="Leave this law or family out; may be repeated.")] = None,
+    sizes: Annotated[str | None, RUN(help="Token counts at which the function changes its path, as 64,10240.")] = None,
+    arrays: Annotated[str, CALL(help="The arrays that the function takes: torch, jax or numpy.")] = "torch",
+    verbose: Annotated[bool, REPORT("-v", "--verbose", help="Print every law, and every counterexample.")] = False,
     timeout: TIMEOUT = Limits.seconds,
     memory: MEMORY = Limits.gibibytes,
     json: JSON = None,
-    markdown: Annotated[Path | None, REPORT(help="A file that gets the report as an issue's text.")] = None,
-    repro: Annotated[Path | None, REPORT(help="A file that gets a script of the smallest wrong call.")] = None,
+    markdown: Annotated[Path | None, REPORT(help="Write the report to this file, as the text of an issue.")] = None,
+    repro: Annotated[Path | None, REPORT(help="Write the smallest wrong call to this file, as a script.")] = None,
 ) -> None:
-    """Hold a function to the laws, one after another, in a new process.
+    """Check a RoPE function against the laws of rotary position embedding, in a new process.
 
-    Exit code 0 means right: all laws that apply hold, and results were compared with the definition.
+    Exit code 0: right. Every law that applies holds, and at least one result was compared with the definition.
 
-    Exit code 1 means wrong: a law does not hold.
+    Exit code 1: wrong. A law does not hold; the report shows the smallest call that breaks it.
 
-    Exit code 2 means not judged. Either the usage is wrong, or the function, the device or the file cannot be used. Or
-    no result was compared with the definition: the function takes no call that the laws ask for, or no chosen law
-    compares with the definition. Or the run was not complete: the function ended the process, or a limit of time or
-    memory was reached. If a law was broken before the run ended, the exit code is 1, and the report says how it ended.
+    Exit code 2: not judged. The usage was wrong; the function, device or file could not be used; no result was compared
+    with the definition; or the run ended early, by the function itself or by --timeout or --memory. If a law was
+    broken before that, the exit code is 1.
 
-    Exit code 130 means that you pressed Ctrl-C.
+    Exit code 130: you pressed Ctrl-C.
 
-    The command runs the function, and the module that it imports, with your rights and without a sandbox: verify only
-    code that you would run. Its output goes to stderr. Without a GPU, Triton kernels need TRITON_INTERPRET=1.
+    The command imports and runs your code with your rights and without a sandbox: verify only code that you would run.
+    What your code prints goes to stderr. Without a GPU, Triton kernels need TRITON_INTERPRET=1.
     """
     limits = _limits(timeout, memory)
     if not all(target.partition(":")) or target.startswith("."):
@@ -162,11 +166,11 @@ def verify_a_model(
     memory: MEMORY = Limits.gibibytes,
     json: JSON = None,
 ) -> None:
-    """Find the function that rotates in a model, and hold it and the attention around it to laws, in a new process.
+    """Check the RoPE of a whole model, and the attention around it, in a new process.
 
-    The target is the name of an architecture of Transformers, such as llama, of which a tiny random model is made; or a
-    model, or a function without arguments that returns a model. The exit codes have the meaning that they have for
-    ``verify``, and the model, too, runs with your rights and without a sandbox.
+    The target is an architecture of Transformers, such as llama, from which the command makes a tiny random model; or
+    your own model, or a function without arguments that returns it. The exit codes are those of ``verify``. The model
+    runs with your rights and without a sandbox.
     """
     _reports("verify-model", {"target": target}, [target], timeout, memory, json)
 
@@ -179,22 +183,22 @@ def verify_a_config(
     against: Annotated[
         str, typer.Option(help="A module, cache, function or description: package.module:name or file.")
     ],
-    layer_type: Annotated[str | None, typer.Option(help="Hold only layers of this type to the configuration.")] = None,
+    layer_type: Annotated[str | None, typer.Option(help="Check only the layers of this type.")] = None,
     timeout: TIMEOUT = Limits.seconds,
     memory: MEMORY = Limits.gibibytes,
     json: JSON = None,
 ) -> None:
-    """Hold frequencies, a cache, a rotary module or a function to configurations of models, in a new process.
+    """Check frequencies, a cos/sin cache, a rotary module or a function against a model's configuration.
 
-    The configuration is one of transformers, or a file of JSON with the arguments of vLLM's or SGLang's get_rope
+    The configuration is one of transformers, or a JSON file with the arguments of vLLM's or SGLang's get_rope
     (head_size, max_position, rope_parameters) or with llama.cpp's names (freq_base, freq_scale, n_rot, rope_freqs).
 
-    The target is a tensor [R/2], a cache [P, R], a pair of tables, a torch.nn.Module, a function of positions or of x
-    and positions, a function without arguments that returns one of these, a file .pt, .npy or .npz, or a description.
-    A class, or a function of config, makes it from the configuration.
+    The target of --against is a tensor [R/2], a cache [P, R], a pair (cos, sin), a torch.nn.Module, a function of
+    positions or of x and positions, a function without arguments that returns one of these, a file .pt, .npy or .npz,
+    or a description. A class, or a function of config, is called with the configuration.
 
-    The report names each key that is ignored, applied twice or exchanged. Each of several configurations gets a line.
-    The exit codes have the meaning that they have for ``verify``, and that of the worst configuration counts.
+    The report names each key that the target ignores, applies twice or exchanges with another. Several configurations
+    get a line each. The exit codes are those of ``verify``, and the worst configuration decides.
     """
     request = {"configs": config, "against": against, "layer_type": layer_type}
     _reports("verify-config", request, config, timeout, memory, json)
@@ -226,7 +230,7 @@ def _reports(
 
 @app.command()
 def laws() -> None:
-    """List the families of laws, and their laws."""
+    """List all laws by family, with what each states."""
     _load()
     from ropelab.conformance import CACHE_LAWS, LAWS
 
@@ -241,9 +245,9 @@ def laws() -> None:
 
 @app.command()
 def conventions(
-    name: Annotated[str | None, typer.Argument(help="One of them, to be described with an example.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The convention to describe, with an example.")] = None,
 ) -> None:
-    """List the conventions with their calls, or describe one of them."""
+    """List the calling conventions that verify knows, or describe one with an example."""
     if name is not None:
         _known("name", name, "conventions", CONVENTIONS)
     _load()

@@ -318,9 +318,7 @@ def test_another_limit_of_a_claim(name, make, monkeypatch):
     assert changed_verdicts(DATA, H100, [new.id])
 
 
-@pytest.mark.parametrize(
-    "old, new", [("make 80 claims", "make 75 claims"), ("holds 51,", "holds 44,")]
-)
+@pytest.mark.parametrize("old, new", [("make 80 claims", "make 75 claims"), ("holds 51,", "holds 44,")])
 def test_another_number_of_the_readme(old, new):
     """`test_readme` compares both: the count of claims, and that of each outcome."""
 
