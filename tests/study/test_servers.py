@@ -199,6 +199,8 @@ def test_the_guides_prefills_are_those_of_the_record(measured):
             hosts.append([ms[e] - kernels[e] for e in (STOCK, OURS)])
     everything = [each for pair in hosts for each in pair]
     assert len(hosts) == 5 and f"{min(everything):.0f} to {max(everything):.0f} ms" in " ".join(PAGE.split())
+    every = [servers.ratio(measured, model, "prefill 8192", STOCK)[0] for model in measured.model.unique()]
+    assert f"{min(every):.3f} to {max(every):.3f} of stock's speed" in " ".join(PAGE.split()) and len(every) == 7
     apart = [ours - stock for stock, ours in hosts]
     assert min(apart) < 0 < max(apart) and f"{max(map(abs, apart)):.1f} ms" in PAGE
 
