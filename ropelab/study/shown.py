@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from html import escape
 
+import matplotlib.pyplot as plt
 import pandas as pd
+import seaborn as sns
 from IPython.display import HTML, Markdown, display
+from matplotlib.axes import Axes
 from pandas.io.formats.style import Styler
 
 from ropelab.bench import records, staleness
@@ -17,6 +20,7 @@ from ropelab.bench.records import Record, Unusable
 from ropelab.study.engine.computed import Evidence
 from ropelab.study.engine.findings import finding
 from ropelab.study.engine.ledger import find_evidence
+from ropelab.study.engine.record_links import show_records
 from ropelab.study.engine.words import listed
 from ropelab.study.plots import gpus, registry
 from ropelab.study.plots.looks import CONTENDERS
@@ -91,6 +95,12 @@ class Shown:
             return
         if say:
             self.finding(say, *registry.all_figures()[name][0], by=by)
+
+    def drawn(self, axes: Axes | sns.axisgrid.Grid, *studies: str) -> None:
+        """Show what the cell has drawn, once, and below it a link to each of its records."""
+        plt.close(figure := axes.figure)
+        display(figure)
+        show_records(studies, self.where)
 
     def finding(self, say: Callable[..., str], *studies: str, by: str = "") -> None:
         """Publish what ``say`` makes of the tables of these studies as a finding; or note what is not measured."""

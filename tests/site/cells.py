@@ -11,12 +11,15 @@ from ropelab.study.engine import findings, notebook
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
-def run(monkeypatch, chapter: str, *cells: str, edit: tuple[str, str, str] | None = None, **given) -> SimpleNamespace:
+def run(
+    monkeypatch, chapter: str, *cells: str, edit: tuple[str, str, str] | None = None, instead=None, **given
+) -> SimpleNamespace:
     """The names that a chapter has after the cell of its parameters, its imports and ``cells``.
 
     Args:
         chapter: the number of the chapter, ``"01"``.
         edit: the id of a cell, the text in it that a reader replaces, and the new text.
+        instead: names that have other values after the imports, as a record.
         given: values of parameters.
 
     Returns:
@@ -45,4 +48,6 @@ def run(monkeypatch, chapter: str, *cells: str, edit: tuple[str, str, str] | Non
         if cell == "parameters":
             assert given.keys() <= names.keys(), f"{path.stem} has no parameter {given.keys() - names.keys()}"
             names |= given
+        elif cell == first:
+            names |= instead or {}
     return SimpleNamespace(**names)

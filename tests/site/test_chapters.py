@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("IPython")
 
+from ropelab.bench.projection_law import Machine  # noqa: E402
 from tests.site.cells import run  # noqa: E402
 
 
@@ -64,3 +65,29 @@ def test_another_model_keeps_the_laws(monkeypatch, capsys):
 
 def test_other_ranks_get_the_same_bits(monkeypatch):
     assert run(monkeypatch, "11", "bits-live", live_shards=[[2, 0], [4, 3]]).equal.all()
+
+
+def test_the_part_of_a_rotation_follows_from_bytes_and_operations(monkeypatch):
+    sizes = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 512}
+    weights = 256 * (2 * 256 + 2 * 128 + 3 * 512)  # head_dim 128: q and output, k and v, MLP
+    products, attention = 2 * 100 * weights, 2 * 2 * 100**2 / 2 * 256
+    moved = 3 * 100 * (256 + 128) * 2 * 2  # three times: read and write, two bytes each
+    machine = Machine(flops=8e14, bandwidth=3e12)
+    rotation = moved / machine.bandwidth
+    names = run(monkeypatch, "10", "picture", "share-code")
+    whole = (products + attention) / machine.flops + rotation
+    assert names.part(machine, 100, 3, sizes) == pytest.approx(rotation / whole)
+    assert (names.without.to_numpy() / list(names.computed.values())).tolist() == pytest.approx([1, 1], abs=0.3)
+
+
+def test_no_rotation_is_faster_than_none_within_noise(monkeypatch):
+    """The limit of the chapter: a step without a rotation bounds the rotation alone."""
+    names = run(monkeypatch, "10", "picture", "share-code", "times")
+    both = names.steady[[names.OURS, names.NONE]].dropna()
+    assert len(both) and (both[names.OURS] < both[names.NONE] + 0.01).all()
+
+
+def test_a_traced_llama_gets_a_mask_and_an_eager_one_does_not(monkeypatch):
+    masks = run(monkeypatch, "10", "picture", "share-code", "times", "compiled-code").masks
+    assert masks[False, "compiled"] is not None
+    assert masks[False, "eager"] is masks[True, "eager"] is masks[True, "compiled"] is None

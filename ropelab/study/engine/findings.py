@@ -32,6 +32,20 @@ def finding(text: str, *, headline: bool = False, by: str = "") -> None:
     display(data, raw=True, metadata={FINDING: text, HEADLINE: headline, KNOWN_BY: [by] if by else []})
 
 
+def further(texts: Sequence[str], by: str) -> None:
+    """Show more findings, known in one way, in a fold below the one that a section is about.
+
+    Raises:
+        ValueError: ``by`` is another word.
+    """
+    from IPython.display import display
+
+    _check(by)
+    told = "".join(f"- {text} ({by})\n" for text in texts)
+    markdown = f"<details><summary>More findings ({len(texts)})</summary>\n\n{told}\n</details>"
+    display({"text/markdown": markdown, "text/plain": told}, raw=True, metadata={KNOWN_BY: [by] * len(texts)})
+
+
 def statements(rows: Sequence[str], by: str) -> None:
     """Count the statements of the output before, such as the rows of a table, as known by one of `WAYS`.
 

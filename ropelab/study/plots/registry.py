@@ -18,7 +18,6 @@ from ropelab.study.plots import drawing, gpus, marks, ticks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import BETWEEN_RECORDS, CELLS, facet
 from ropelab.study.topics.conformance import figures as conformance_figures
-from ropelab.study.topics.models import figures as models_figures
 from ropelab.study.topics.one_pass import figures as one_pass_figures
 from ropelab.study.topics.performance import dense, roofs
 from ropelab.study.topics.performance import figures as family_figures
@@ -104,7 +103,6 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     **family_figures.FIGURES,
     **one_pass_figures.FIGURES,
     **projection_figures.FIGURES,
-    **models_figures.FIGURES,
     "conformance": (("conformance",), conformance_figures.peers),
     "precision_on_gpu": (("precision",), precision_figures.on_gpu),
 }
