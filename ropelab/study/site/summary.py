@@ -264,12 +264,15 @@ def _models() -> str:
     """The model types that `ropelab.rope_from_config` reads as transformers does, and those that it refuses."""
     outcomes = pd.read_csv(CONFIGURATIONS).groupby("model_type").outcome
     refused = outcomes.agg(lambda found: set(found) != {"equal"})
-    reads, refuses = (listed(f"`{name}`" for name in refused.index[chosen]) for chosen in (~refused, refused))
-    lines = (
-        f"`rope_from_config` reads these `model_type` as transformers does: {reads}.",
-        f"For these it raises an error, perhaps in some layers alone, that names the key or another way: {refuses}.",
+    rows = [
+        [letter, *(", ".join(f"`{name}`" for name in found.index[chosen]) for chosen in (~found, found))]
+        for letter, found in refused.groupby(refused.index.str[0])
+    ]
+    said = (
+        "`rope_from_config` reads the first column of `model_type` as transformers does. For the second it raises an "
+        "error, perhaps in some layers alone, that names the key or another way."
     )
-    return "\n".join(map(_paragraph, lines))
+    return f"{_paragraph(said)}\n{_table(['', 'equal to transformers', 'an error'], rows)}"
 
 
 @cache
