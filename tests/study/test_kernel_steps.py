@@ -97,6 +97,13 @@ def test_an_edit_of_a_cell_is_an_edit_of_the_study(monkeypatch):
     assert {name for name in before if before[name] != after[name]} == {timed.RECORD}
 
 
+def test_the_page_to_link_to_has_the_cells_of_the_chapter():
+    page = step.CHAPTER.with_name("15_a_rope_kernel_step_by_step.ipynb")
+    chapter_cells = {name.split()[1]: source for name, source in step.sources().items()}
+    assert (cells := {name.split()[1]: source for name, source in step.sources(page).items()})
+    assert {**chapter_cells, **cells} == chapter_cells
+
+
 def test_machine_code_of_a_gpu_that_need_not_be_there():
     names = ["2 shared row", "3 wide accesses", "8 stages, adjacent pairs"]
     found = {name: machine_code.compiled_facts(STEPS[name], 4096, 32, 128) for name in names}

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from IPython.display import Markdown, display
 
+import ropelab
 from ropelab.bench import records
 from ropelab.bench.rows import timed
 from ropelab.kernels import INTERPRETED
@@ -37,10 +38,11 @@ class Judge:
     Args:
         where: the records. The GPU whose record has most of the steps is the GPU of the chapter.
         case: the shape for which a kernel is compiled and timed.
+        brief: show a line in place of the table, the stores alone and no bars.
     """
 
-    def __init__(self, where: records.Selection, case: Case):
-        self.where, self.case = where, case
+    def __init__(self, where: records.Selection, case: Case, brief: bool = False):
+        self.where, self.case, self.brief = where, case, brief
         self.here: dict[str, float] = {}
         self._drawn: list[tuple[Any, ...]] = []
 
@@ -56,17 +58,22 @@ class Judge:
         """
         judged = make_step(kernel, grid, step=step, **constants)
         display(Markdown(outcome(judged)))
-        found = {} if judged.in_torch else machine_code.compiled_facts(judged, *self.shape)
-        self._facts[judged.name] = found
+        found = self._facts[judged.name] = self._compiled(judged)
         if torch.cuda.is_available():
             took, copy = beside_copy(judged, self.case)
             self.here[judged.name] = copy / took
             display(
                 Markdown(f"On this {torch.cuda.get_device_name()}: **{took:.1f} µs**, {copy / took:.2f} of a copy.")
             )
-        display(self.table([judged.name]).set_index("step").T.style)
+        if not self.brief:
+            display(self.table([judged.name]).set_index("step").T.style)
+        elif found:
+            made = (
+                "For an H100: {instructions} instructions, {registers} registers, at most {store_bytes} bytes a store."
+            )
+            display(Markdown(made.format(**found)))
         self._lies(judged, found)
-        if judged.name not in ASIDE:
+        if not (self.brief or judged.name in ASIDE):
             self.ladder(judged.name)
 
     @property
@@ -102,9 +109,13 @@ class Judge:
     def facts(self, name: str) -> dict[str, Any]:
         """The facts of the machine code of a step of the study, or of the reader's kernel of that name."""
         if name not in self._facts:
-            known = STEPS[LIBRARY_AS.get(name, name)]
-            self._facts[name] = {} if known.in_torch else machine_code.compiled_facts(known, *self.shape)
+            self._facts[name] = self._compiled(STEPS[LIBRARY_AS.get(name, name)])
         return self._facts[name]
+
+    def _compiled(self, judged: Step) -> dict[str, Any]:
+        """The facts of a step; none of lines of torch, and none where Triton has no tools for this GPU."""
+        known = not judged.in_torch and machine_code.TOOLS.exists()
+        return machine_code.compiled_facts(judged, *self.shape) if known else {}
 
     def bytes(self, name: str) -> int:
         """The bytes that a step moves at least; the operations of torch each move their operands."""
@@ -159,12 +170,9 @@ class Judge:
     def _lies(self, judged: Step, facts: dict[str, Any]) -> None:
         """Draw the threads of a step on memory, unless they lie as those of the step before."""
         found = threads.accesses(judged, facts["moves"], *self.shape[1:]) if facts else []
-        sides = [
-            next((a for a in found if (a.kind, a.of) == wanted), None) for wanted in (("load", "x"), ("store", "y"))
-        ]
-        drawn = {}
-        for access in sides:
-            if access is not None:
+        drawn: dict[tuple[bytes, ...], list[threads.Access]] = {}
+        for wanted in [("load", "x"), ("store", "y")][self.brief :]:
+            for access in [each for each in found if (each.kind, each.of) == wanted][:1]:
                 looks = access.place.tobytes(), access.thread.tobytes(), access.instruction.tobytes()
                 drawn.setdefault(looks, []).append(access)
         if drawn and [*drawn] == self._drawn:
@@ -223,7 +231,9 @@ def outcome(judged: Step) -> str:
         return "*Not run here: Triton's interpreter needs `TRITON_INTERPRET=1` before the first import.*"
     device = "cuda" if torch.cuda.is_available() else "cpu"
     (inputs,) = SMALL.inputs(1, device, torch.float16)
-    y, right = judged(inputs), judged.in_library(inputs)
+    with ropelab.use_backend("triton" if device == "cuda" else "torch"):  # the same bits, and no interpreter
+        right = judged.in_library(inputs)
+    y = judged(inputs)
     other = int((y.view(torch.int16) != right.view(torch.int16)).sum())
     how = "On the GPU" if device == "cuda" else "In torch" if judged.in_torch else "Interpreted"
     shape = f"{SMALL.tokens} tokens x {SMALL.heads} heads x {SMALL.head_dim} features"

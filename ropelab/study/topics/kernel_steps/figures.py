@@ -1,10 +1,11 @@
 """Draw the steps: which thread touches which memory, how close a step comes to a copy, and how the tile decides."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -18,6 +19,31 @@ _HEADS = 16
 """The heads of a drawing of memory."""
 _OTHERS, _LATER, _EMPTY = "#d9d9d9", "#a8c8e8", "#f7f7f7"
 _THREADS = "viridis"
+
+
+def turned(tables: tuple[torch.Tensor, torch.Tensor], pairs: Sequence[int] = (0, 8, 16)) -> Figure:
+    """Where the pair (1, 0) lies at each position of tables of cosines and sines ``[positions, pairs]``."""
+    cos, sin = (table.numpy() for table in tables)
+    panels = grid(1, len(pairs), (2.1, 2.2), "A pair turns by an angle for each position", "", sharey=True)
+    colors = mpl.colormaps[_THREADS](np.linspace(0, 1, len(cos)))
+    for ax, pair in zip(panels.axes[0], pairs, strict=True):
+        zero = np.zeros(len(cos))
+        ax.quiver(
+            zero, zero, cos[:, pair], sin[:, pair], color=colors, angles="xy", scale_units="xy", scale=1, width=0.015
+        )
+        for position in (0, len(cos) - 1):
+            ax.annotate(
+                str(position),
+                1.14 * np.array([cos[position, pair], sin[position, pair]]),
+                ha="center",
+                va="center",
+                size=8,
+            )
+        ax.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal", title=f"pair {pair}", xlabel="$x_0$")
+        for axis in (ax.xaxis, ax.yaxis):
+            ticks.at(axis, (-1, 0, 1))
+    panels.axes[0, 0].set_ylabel("$x_1$")
+    return panels.figure
 
 
 def lying(access: Access, head_dim: int, title: str) -> Figure:
