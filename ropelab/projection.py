@@ -161,9 +161,9 @@ def qkv_rope_and_cache(
         x, weight, bias, q_heads, k_heads: as for `qkv_rope`.
         key_cache, value_cache, slot_mapping: as for `rope_and_cache`. What the call writes must not overlap x, weight
             and bias.
-        cos, sin, frequencies, q_weight, k_weight, eps, weight_offset, norm_first, layout, seq_format, positions, axes,
-            offsets, rotary_slice, k_out, v_out, q_nope, q_nope_out, q_scale, k_scale, v_scale, q_scale_out,
-            k_scale_cache, v_scale_cache: as for `rope_and_cache`.
+        cos, sin, frequencies, q_weight, k_weight, eps, weight_offset, norm_first: as for `rope_and_cache`.
+        layout, seq_format, positions, axes, offsets, rotary_slice, k_out, v_out, q_nope, q_nope_out: the same.
+        q_scale, k_scale, v_scale, q_scale_out, k_scale_cache, v_scale_cache: the same.
         q_out: as for `rope_and_cache`; by default a new contiguous tensor, on every path.
         path: ``"auto"``, ``"pass"`` or ``"product"``, as for `qkv_rope`.
 

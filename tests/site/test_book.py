@@ -72,7 +72,7 @@ def on_a_dark_page(rgb):
 
 @pytest.mark.parametrize("seen", [list, on_a_dark_page], ids=["light", "dark"])
 def test_colours_of_figures_stand_out_from_the_page(seen):
-    style = (ROOT / "ropelab" / "study" / "site" / "assets" / "study.css").read_text()
+    style = (ROOT / "docs" / "_static" / "study.css").read_text()
     assert "filter: invert(.91) hue-rotate(180deg)" in style
     paper = luminance(seen([1.0, 1.0, 1.0]))
     for color in COLORBLIND:

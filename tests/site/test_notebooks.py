@@ -14,7 +14,7 @@ pytest.importorskip("papermill")
 
 from ropelab.bench import records  # noqa: E402
 from ropelab.study.engine import parameters, record_links, runner  # noqa: E402
-from ropelab.study.site import bibliography, chapters  # noqa: E402
+from ropelab.study.site import bibliography, chapters, report  # noqa: E402
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 TIMERS = {"time", "timeit", "do_bench", "do_bench_cudagraph", "perf_counter", "Event"}
@@ -173,20 +173,26 @@ def test_a_link_leads_to_the_table_of_a_record(monkeypatch):
     assert metadata == {record_links.RECORDS: ["dense"]}
 
 
-def test_the_report_links_to_its_own_list_of_records(tmp_path):
+def test_the_report_links_to_its_own_list_of_records_and_folds_code(tmp_path):
     output = nbformat.v4.new_output(
         "display_data",
         {"text/markdown": "Records: [dense](x.csv)"},
         metadata={record_links.RECORDS: ["dense", "tiles"]},
     )
     markdown, code = nbformat.v4.new_markdown_cell, nbformat.v4.new_code_cell
-    cells = [markdown("# X"), code('f("early")'), markdown("## A"), code('f("host")', outputs=[output])]
-    cells += [markdown("## B"), code("1", outputs=[output])]
+    cells = [markdown("# X"), code('f("early")'), markdown("```\n# no title\n```\n\n## A")]
+    cells += [code('f("host")', outputs=[output]), markdown("## B"), code("1\n2", outputs=[output])]
+    cells += [code("shown", metadata={"tags": ["shown"]}), code("7", metadata={"tags": ["answer"]}), code("")]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "01_x.ipynb")
     found = chapters.chapter(runner.Run("01_x", tmp_path / "01_x.ipynb", 0.0))
-    assert '<a href="records.html#dense">dense</a>, <a href="records.html#tiles">' in found.body
-    assert "x.csv" not in found.body
-    assert found.places == dict.fromkeys(("host", "dense", "tiles"), ("01_x-a", "A"))  # the first section of each
+    assert found.title == "X"
+    assert found.notebook.cells[3].outputs[0].data["text/markdown"] == "Records: {record}`dense`, {record}`tiles`"
+    label, title = found.places["dense"]
+    assert title == "A" and f"({label})=\n## A" in found.notebook.cells[2].source
+    assert found.places == dict.fromkeys(("host", "dense", "tiles"), (label, "A"))  # the first section of each
+    folded = [(one.metadata.get("tags"), one.metadata.mystnb.code_prompt_show) for one in code_cells(found.notebook)]
+    assert folded[2:] == [(["hide-input"], "code, 2 lines"), (["shown"], "code, 1 line"),
+                          (["answer", "hide-cell"], "answer, 1 line")]  # fmt: skip
 
 
 def test_links_to_chapters_lead_to_notebooks():
@@ -194,7 +200,7 @@ def test_links_to_chapters_lead_to_notebooks():
     texts = [*NOTEBOOKS, root / "README.md", *(root / "docs").glob("*.md")]
     links = [(path, link) for path in texts for link in re.findall(r"\]\(([^)#:\s]*\.\w+)[)#]", path.read_text())]
     assert links and not [(path.name, link) for path, link in links if not (path.parent / link).resolve().is_file()]
-    assert 'href="01_x.html#01_x-a"' in chapters.Writer().markdown("[x](../01_x.ipynb#a)")
+    assert report.linked("[x](../notebooks/01_x.ipynb#a) [y](docs/1_y.md)") == "[x](01_x.ipynb#a) [y](1_y.md)"
 
 
 def test_every_citation_has_its_entry_and_every_entry_is_cited():

@@ -47,7 +47,22 @@ def test_a_change_of_any_record_keeps_it_from_being_read(data):
 
 def test_the_report_names_old_and_bad_records_and_shows_the_ledger(data, tmp_path, monkeypatch):
     row = dict.fromkeys(
-        ("statement", "quote", "outcome", "words", "measured", "beyond", "basis", "needs", "by", "names"), ""
+        (
+            "statement",
+            "says",
+            "quote",
+            "outcome",
+            "words",
+            "measured",
+            "beyond",
+            "basis",
+            "needs",
+            "by",
+            "names",
+            "remarks",
+            "evidence",
+        ),
+        "",
     )
     monkeypatch.setattr(figures, "all_figures", lambda: {"host_time": figures.FIGURES["host_time"]})
     monkeypatch.setattr(
@@ -56,11 +71,13 @@ def test_the_report_names_old_and_bad_records_and_shows_the_ledger(data, tmp_pat
     page, path = tmp_path / "index.html", data / "measurements" / "nvidia-h200" / "host.json"
     where, about = records.Selection(data / "measurements", "nvidia-h200"), json.loads(path.read_text())
     kernels = dict.fromkeys(about["kernels"], "0" * 16)
+    pages = {}
+    monkeypatch.setattr(report, "_build", lambda files, out, smoke: pages.update(files) or [])
     with tampered(path, json.dumps(about | {"kernels": kernels})):
         assert report.write(page, [], where=where) == []
-    assert '<dl id="AA-01">' in (tmp_path / "ledger.html").read_text()
-    text = (tmp_path / "records.html").read_text()
-    assert re.search(r'<tbody id="host">.*<td>host_time</td>.*kernels.rotate_triton._rotate_kernel', text, re.DOTALL)
+    assert ":::{claim} AA-01" in pages["ledger.md"]
+    text = pages["records.md"]
+    assert re.search(r":::{record} host\n.*Figures: host_time\. .*kernels\.rotate_triton\._rotate_kernel", text)
     with tampered(path, "{}"):
         (line,) = report.write(page, [], where=where)
-    assert "host_time is not drawn" in line and line in page.read_text()
+    assert "host_time is not drawn" in line and line in pages["index.md"]

@@ -30,8 +30,8 @@ from ropelab.study.engine import unfinished
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOKS = ROOT / "notebooks"
-FIGURE_FORMATS = {"svg", "retina"}
-"""The forms in which a notebook keeps a figure: lines and letters, and pixels. The report shows the smaller form."""
+FIGURE_FORMATS = {"svg"}
+"""The form in which a notebook keeps a figure: lines and letters, which take fewer bytes than pixels."""
 
 
 @dataclass(frozen=True)

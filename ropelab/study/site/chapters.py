@@ -1,220 +1,110 @@
-"""Turn an executed notebook into a page: its text, its code, its figures and its findings."""
+"""Prepare an executed notebook for Sphinx: folded code, figures with a text, and the findings for other pages."""
 
-import base64
-import html
-import io
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import nbformat
-from markupsafe import Markup
-from nbconvert.filters import ansi2html
-from nbconvert.filters.highlight import Highlight2HTML
-from PIL import Image
+from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell
 
-from ropelab.study.engine.claims import documents
 from ropelab.study.engine.findings import FINDING, HEADLINE
 from ropelab.study.engine.record_links import RECORDS
 from ropelab.study.engine.runner import Run
-from ropelab.study.site.mathml import Writer
 
-FIGURES = "assets"
-"""The folder with the figures, beside the pages."""
-RECORDS_PAGE = "records.html"
-LARGEST_SVG = 200_000
-"""The most bytes of an SVG. A larger figure is shown as pixels, which a browser draws at once."""
-COLORS = 256
-"""The most colours of a figure of pixels. A plot has few colours, and so a third of the bytes are enough."""
-# The forms of an output, the best first. The report shows the first form that an output has.
-PREFERRED = ("text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png", "text/plain")
-CLOSED = "</details>"
 # The label of a folded cell that papermill gives a tag.
-CELL_LABELS = {"parameters": "parameters", "injected-parameters": "parameters of this run", "answer": "answer"}
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure as a file of the site.
-
-    Attributes:
-        file: its path from the page.
-        data: the bytes of the file.
-        alt: the finding that the figure shows, or the heading above it, as plain text.
-    """
-
-    file: str
-    data: bytes
-    alt: str = ""
-
-    @property
-    def markup(self) -> Markup:
-        return Markup('<figure><img src="{}" alt="{}" loading="lazy"></figure>').format(self.file, self.alt)
+LABELS = {"parameters": "parameters", "injected-parameters": "parameters of this run", "answer": "answer"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence that a notebook found, and the figure before it in the same section."""
+    """A sentence in markdown that a notebook found, and the figure before it in its section: a file and its SVG."""
 
-    text: Markup
+    text: str
     headline: bool
-    figure: Figure | None
+    figure: tuple[str, str] | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Chapter:
     """A notebook as a page.
 
     Attributes:
-        sections: (id, title) of its second-level headings.
-        places: the name of a record, or of other evidence -> (id, title) of the first section that shows it.
+        notebook: what Sphinx gets.
+        places: the name of a record, or of other evidence -> (label, title) of the first section that shows it.
     """
 
-    name: str
-    title: Markup
     run: Run
-    body: Markup
-    findings: list[Finding]
-    figures: list[Figure]
-    sections: list[tuple[str, Markup]]
-    places: dict[str, tuple[str, Markup]]
-    unconverted: list[str]
+    title: str
+    notebook: NotebookNode
+    findings: list[Finding] = field(default_factory=list)
+    places: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
-    def page(self) -> str:
-        return f"{self.name}.html"
-
-    @property
-    def part(self) -> str:
-        """The part of the site: a chapter that is named after a document belongs to the court."""
-        return "Court" if self.name[3:] in {document.key for document in documents()} else "Book"
+    def name(self) -> str:
+        return self.run.name
 
 
 def chapter(run: Run) -> Chapter:
-    """Render one executed notebook."""
+    """Prepare one executed notebook."""
     notebook = nbformat.read(run.path, as_version=4)
-    writer = Writer(prefix=run.name)
-    parts: list[str | Figure | Finding] = []
-    places: dict[str, tuple[str, Markup]] = {}
-    for cell in notebook.cells:
-        if "papermill-error-cell-tag" in cell.metadata.get("tags", []):
-            continue  # papermill's note of the failure; the page has its own note
+    tagged = [(cell, cell.metadata.get("tags", [])) for cell in notebook.cells if cell.source.strip()]
+    cells = [(cell, tags) for cell, tags in tagged if "papermill-error-cell-tag" not in tags]  # papermill's own note
+    notebook.cells = [cell for cell, _ in cells]
+    found = Chapter(run, run.name, notebook)
+    section: tuple[str, str] | None = None  # label and title
+    last: NotebookNode | None = None  # the cell of the last figure of the section
+    figure: tuple[str, str] | None = None
+    for cell, tags in cells:
         if cell.cell_type == "markdown":
-            parts.append(writer.markdown(cell.source))
+            cell.source, headings = _labelled(cell.source, f"{run.name}-{cell.id}")
+            for level, label, title in headings:
+                if level > 1:
+                    section, last, figure = (label, title), None, None
+                elif found.title == run.name:  # any other is a comment in a block of code
+                    found.title = title
         elif cell.cell_type == "code":
-            if "answer" in cell.metadata.get("tags", []):
-                parts.append(_answer(cell, writer, run.name))
-                continue
-            parts.append(_code(cell))
-            if writer.headings and writer.headings[-1][0] > 1:
-                _, identifier, text = writer.headings[-1]
-                shown = [name for output in cell.outputs for name in output.get("metadata", {}).get(RECORDS, ())]
+            _fold(cell, tags)
+            heading = section[1] if section else found.title
+            shown = [name for output in cell.outputs for name in output.get("metadata", {}).get(RECORDS, ())]
+            if section and "answer" not in tags:
                 for name in (*re.findall(r'"(\w+)"', cell.source), *shown):
-                    places.setdefault(name, (identifier, Markup(text)))
+                    found.places.setdefault(name, section)
             for output in cell.outputs:
-                metadata = output.get("metadata", {})
-                if text := metadata.get(FINDING):
-                    parts.append(Finding(Markup(writer.inline(text)), bool(metadata.get(HEADLINE)), None))
-                elif studies := metadata.get(RECORDS):
-                    links = ", ".join(f'<a href="{RECORDS_PAGE}#{study}">{study}</a>' for study in studies)
-                    parts.append(f'<p class="small">Records: {links}</p>')
-                else:
-                    parts.append(_output(output, writer, f"{run.name}-{len(parts)}"))
-    parts = _described(parts)
-    titles = [text for level, _, text in writer.headings if level == 1]
-    return Chapter(
-        name=run.name,
-        title=Markup(titles[0]) if titles else Markup.escape(run.name),
-        run=run,
-        body=Markup("\n".join(map(_shown, parts))),
-        findings=[part for part in parts if isinstance(part, Finding)],
-        figures=[part for part in parts if isinstance(part, Figure)],
-        sections=[(identifier, Markup(text)) for level, identifier, text in writer.headings if level == 2],
-        places=places,
-        unconverted=writer.unconverted,
-    )
+                metadata, data = output.get("metadata", {}), output.get("data", {})
+                if studies := metadata.get(RECORDS):
+                    data["text/markdown"] = "Records: " + ", ".join(f"{{record}}`{study}`" for study in studies)
+                elif text := metadata.get(FINDING):
+                    found.findings.append(Finding(text, bool(metadata.get(HEADLINE)), figure))
+                    if last and (image := last.metadata.mystnb.image)["alt"] == heading:
+                        image["alt"] = re.sub("[`$]", "", text)  # for who cannot see the figure
+                elif svg := data.get("image/svg+xml"):
+                    last, figure = cell, (f"{run.name}-{cell.id}.svg", svg)
+                    cell.metadata.mystnb.setdefault("image", {"alt": heading})
+    if found.title == run.name:
+        notebook.cells.insert(0, new_markdown_cell(f"# {run.name}"))
+    if run.failure:
+        said = f"This notebook stopped in {run.failure}. No cell after that one was run."
+        notebook.cells.insert(1, new_markdown_cell(f":::{{error}}\n{said}\n:::"))
+    notebook.cells.append(new_markdown_cell(f"*notebooks/{run.name}.ipynb, {run.seconds:.1f} s*"))
+    return found
 
 
-def _described(parts: list[str | Figure | Finding]) -> list[str | Figure | Finding]:
-    """The parts, in which each figure has its text and each finding has its figure.
+def _labelled(source: str, prefix: str) -> tuple[str, list[tuple[int, str, str]]]:
+    """The markdown with a label before each heading below the title, and (level, label, title) of all headings."""
+    headings: list[tuple[int, str, str]] = []
 
-    A finding belongs to the last figure before it in its section. A figure without a finding has the heading of its
-    section as its text.
-    """
-    described = list(parts)
-    heading, last = "", None
-    for i, part in enumerate(parts):
-        if isinstance(part, Figure):
-            described[i] = replace(part, alt=heading)
-            last = i
-        elif isinstance(part, Finding) and last is not None:
-            if described[last].alt == heading:
-                described[last] = replace(described[last], alt=plain(part.text))
-            described[i] = replace(part, figure=described[last])
-        elif isinstance(part, str) and (titles := re.findall(r"<h\d[^>]*>(.*?)</h\d>", part)):
-            heading, last = plain(titles[-1]), None
-    return described
+    def labelled(heading: re.Match[str]) -> str:
+        label = f"{prefix}-{len(headings)}"
+        headings.append((len(heading[1]), label, heading[2]))
+        return heading[0] if len(heading[1]) == 1 else f"({label})=\n{heading[0]}"
+
+    return re.sub(r"^(#+) (.+)$", labelled, source, flags=re.MULTILINE), headings
 
 
-def plain(markup: str) -> str:
-    """The text of some HTML, in one line."""
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", markup)).split())
-
-
-def _shown(part: str | Figure | Finding) -> str:
-    if isinstance(part, Figure):
-        return part.markup
-    if isinstance(part, Finding):
-        return f'<div class="finding">{part.text}</div>'
-    return part
-
-
-def _code(cell: nbformat.NotebookNode) -> str:
-    if not cell.source.strip():
-        return ""
-    tags = cell.metadata.get("tags", [])
-    if "shown" in tags:
-        return Highlight2HTML()(cell.source)
-    label = next((label for tag, label in CELL_LABELS.items() if tag in tags), "code")
+def _fold(cell: NotebookNode, tags: list[str]) -> None:
+    """Fold the code, or all of an answer, unless the notebook says that the code is shown."""
+    label = next((label for tag, label in LABELS.items() if tag in tags), "code")
     lines = cell.source.count("\n") + 1
-    summary = f"{label}, {lines} line{'s' if lines > 1 else ''}"
-    return f"<details><summary>{summary}</summary>{Highlight2HTML()(cell.source)}{CLOSED}"
-
-
-def _answer(cell: nbformat.NotebookNode, writer: Writer, chapter: str) -> str:
-    """The answer of an exercise: its code and what it prints, folded together."""
-    printed = [_output(output, writer, f"{chapter}-{cell.id}") for output in cell.outputs]
-    return f"{_code(cell).removesuffix(CLOSED)}{''.join(map(_shown, printed))}{CLOSED}"
-
-
-def _small(png: bytes) -> bytes:
-    """The same picture in `COLORS` colours."""
-    found = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").quantize(COLORS).save(found, "PNG", optimize=True)
-    return min(png, found.getvalue(), key=len)
-
-
-def _output(output: nbformat.NotebookNode, writer: Writer, name: str) -> str | Figure:
-    if output.output_type == "stream":
-        return f'<pre class="{output.name}">{ansi2html(output.text)}</pre>'
-    if output.output_type == "error":
-        return f'<pre class="error">{ansi2html(chr(10).join(output.traceback))}</pre>'
-    kinds = [kind for kind in PREFERRED if kind in output.data]
-    if "image/png" in kinds and len(output.data.get("image/svg+xml", "")) > LARGEST_SVG:
-        kinds.remove("image/svg+xml")
-    if not kinds:
-        return f'<pre class="error">cannot show an output of type {", ".join(output.data)}</pre>'
-    data = output.data[kinds[0]]
-    match kinds[0]:
-        case "image/svg+xml":
-            return Figure(f"{FIGURES}/{name}.svg", data.encode())
-        case "image/png":
-            return Figure(f"{FIGURES}/{name}.png", _small(base64.b64decode(data)))
-        case "text/html":
-            shown = data
-        case "text/markdown":
-            shown = writer.markdown(data)
-        case "text/latex":
-            shown = writer.latex(data)
-        case _:
-            shown = f"<pre>{ansi2html(data)}</pre>"
-    return f'<div class="output">{shown}</div>'
+    cell.metadata.mystnb = {"code_prompt_show": f"{label}, {lines} line{'s' if lines > 1 else ''}"}
+    if "shown" not in tags:
+        cell.metadata.tags = [*tags, "hide-cell" if "answer" in tags else "hide-input"]

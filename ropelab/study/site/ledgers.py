@@ -5,14 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pandas as pd
-from markupsafe import Markup
 
 from ropelab.bench import processes, records
 from ropelab.bench.workers import cores
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine import ledger as judged
 from ropelab.study.engine import quotations
-from ropelab.study.site.mathml import Writer
 
 
 @dataclass(frozen=True)
@@ -57,11 +55,8 @@ def ledger(document: documents.Document, where: records.Where = records.MEASUREM
         rows = each[where.gpu or next(iter(each))].fillna("").to_dict("records")
     except Exception as error:  # the report must appear all the same, and state the error
         return _without_rows(document, error)
-    writer = Writer()
     for row in rows:
         row["phrase"] = " ".join(next(iter(quotations.passages(str(row["quote"]))), "").split()[:8])
-        for column in ("statement", "says", "quote", "measured", "needs", "beyond", "remarks"):
-            row[column] = Markup(writer.inline(str(row.get(column, ""))))
     return Ledger(document.key, document.name, rows, each=each, url=document.url)
 
 

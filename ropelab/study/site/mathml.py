@@ -1,18 +1,17 @@
-"""Turn markdown and LaTeX into HTML. Formulas become MathML, which browsers draw without any script."""
+"""Draw the formulas of a page as MathML, which browsers show without a script. docs/conf.py gives this to Sphinx."""
 
 import html
 import re
 from itertools import pairwise
 from xml.etree import ElementTree
 
+from docutils import nodes
 from latex2mathml.converter import convert
-from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+from sphinx.application import Sphinx
+from sphinx.util import logging
 
-_DELIMITED = re.compile(r"^\s*(\$\$?|\\\[|\\\()(?P<body>.*?)(\$\$?|\\\]|\\\))\s*$", re.DOTALL)
 # The converter knows one aligned environment. The other environments are set like it, without numbers.
 _ALIGNED = re.compile(r"\\(begin|end)\{(?:align|aligned|split)\}")
-# A link from a chapter or a page of the guide to another one, as the checkout has them.
-_PAGE = re.compile(r"(?![a-z]+:)(?:[./\w]*/)?(?P<stem>\d\d?_\w+|serve|verify)\.(?:ipynb|md)(?:#(?P<place>[\w-]+))?")
 _SCRIPTS = {"msub", "msup", "msubsup"}
 _TALL = {"mfrac", "mtable", "munder", "munderover"}
 _FUNCTIONS = set("arccos arcsin arctan arg cos cosh cot det exp inf ln log max min sin sinh sup tan tanh".split())
@@ -22,44 +21,30 @@ _OPENING = set("([{\N{MATHEMATICAL LEFT ANGLE BRACKET}")
 _CLOSING = set(")]}!\N{MATHEMATICAL RIGHT ANGLE BRACKET}")
 
 
-class Writer:
-    """Turns the markdown and the formulas of one document into HTML.
+def setup(app: Sphinx) -> None:
+    """Make these formulas those of the HTML builder."""
+    app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))
+    app.config.html_math_renderer = "mathml"
 
-    Attributes:
-        unconverted: formulas that could not become MathML. Each stands in the HTML as its LaTeX source.
-        headings: (level, id, text as HTML) of every heading so far, in order.
-    """
 
-    def __init__(self, prefix: str = "") -> None:
-        """``prefix`` begins the id of every heading, so that documents can share a page."""
-        self.prefix = prefix
-        self.unconverted: list[str] = []
-        self.headings: list[tuple[int, str, str]] = []
-        self._markdown = MarkdownWithMath(renderer=_Renderer(self))
+def _inline(page: nodes.NodeVisitor, formula: nodes.Element) -> None:
+    page.body.append(_formula(formula, display=False))
+    raise nodes.SkipNode
 
-    def markdown(self, source: str) -> str:
-        return self._markdown.render(source)
 
-    def inline(self, source: str) -> str:
-        """One line of markdown as HTML, without a paragraph around it. A number sign at its start makes no heading."""
-        source = f"\\{source}" if source.startswith("#") else source
-        return self.markdown(source).strip().removeprefix("<p>").removesuffix("</p>")
+def _block(page: nodes.NodeVisitor, formula: nodes.Element) -> None:
+    page.body.append(f'<div class="formula">{_formula(formula, display=True)}</div>')
+    raise nodes.SkipNode
 
-    def latex(self, source: str) -> str:
-        """A ``text/latex`` output as HTML: a formula, with or without its delimiters, on its own line."""
-        match = _DELIMITED.match(source)
-        return self.formula(match["body"] if match else source, display=True)
 
-    def formula(self, body: str, *, display: bool) -> str:
-        """The MathML of a formula, or the formula as text if the conversion fails."""
-        body = body.strip()
-        try:
-            found = mathml(body, display=display)
-            return f'<span class="formula">{found}</span>' if display else found  # a wide formula scrolls
-        except Exception:  # the converter raises many types, and any of them means the same here
-            self.unconverted.append(body)
-            tag = "div" if display else "span"
-            return f'<{tag} class="formula-source">{html.escape(body)}</{tag}>'
+def _formula(formula: nodes.Element, *, display: bool) -> str:
+    """The MathML of a formula, or the formula as text and a warning if the conversion fails."""
+    body = formula.astext().strip()
+    try:
+        return mathml(body, display=display)
+    except Exception:  # the converter raises many types, and any of them means the same here
+        logging.getLogger(__name__).warning("a formula is shown as text: %s", body, location=formula)
+        return f'<span class="formula-source">{html.escape(body)}</span>'
 
 
 def mathml(body: str, *, display: bool) -> str:
@@ -114,47 +99,3 @@ def _closes(token: ElementTree.Element) -> bool:
 def _names_function(token: ElementTree.Element) -> bool:
     text = token.text or ""
     return token.tag == "mi" and text in _FUNCTIONS or token.tag == "mo" and len(text) > 1 and text.isalpha()
-
-
-class _Renderer(IPythonRenderer):
-    """Raw HTML becomes text, and comments nothing. Links to notebooks lead to their pages, links to scripts nowhere."""
-
-    def __init__(self, writer: Writer) -> None:
-        super().__init__(escape=True, allow_harmful_protocols=False)
-        self.writer = writer
-
-    def block_html(self, text: str) -> str:
-        return "" if re.fullmatch(r"\s*<!--(?:(?!-->).)*-->\s*", text, re.DOTALL) else super().block_html(text)
-
-    def link(self, text: str, url: str, title: str | None = None) -> str:
-        if page := _PAGE.fullmatch(url):
-            url = f"{page['stem']}.html" + (f"#{page['stem']}-{page['place']}" if page["place"] else "")
-        return super().link(text, url, title)
-
-    def codespan(self, text: str) -> str:
-        """A name too long for a phone's line (some 40 characters) may break after a dot, a slash or an underscore."""
-        shown = super().codespan(text)
-        return re.sub(r"(?<=\w[./_])(?=[a-zA-Z])", "<wbr>", shown) if len(text) > 30 else shown
-
-    def inline_math(self, body: str) -> str:
-        return self.writer.formula(body, display=False)
-
-    def block_math(self, body: str) -> str:
-        return self.writer.formula(body, display=True)
-
-    def latex_environment(self, name: str, body: str) -> str:
-        return self.writer.formula(rf"\begin{{{name}}}{body}\end{{{name}}}", display=True)
-
-    def table(self, text: str) -> str:
-        return f'<div class="scroll" tabindex="0"><table>\n{text}</table></div>\n'
-
-    def heading(self, text: str, level: int, **attrs) -> str:
-        words = re.findall(r"\w+", re.sub(r"<[^>]*>", " ", text).lower())
-        base = identifier = "-".join([self.writer.prefix, *words]).strip("-")
-        taken = {taken for _, taken, _ in self.writer.headings}
-        number = 1
-        while identifier in taken:
-            number += 1
-            identifier = f"{base}-{number}"
-        self.writer.headings.append((level, identifier, text))
-        return f'<h{level} id="{identifier}">{text}</h{level}>\n'

@@ -1,0 +1,41 @@
+"""Sphinx's settings for the pages that `ropelab.study.site.report` prepares. Nothing here loads from a network."""
+
+from importlib.util import find_spec
+
+from sphinx.application import Sphinx
+
+project = "ropelab"
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "ropelab.study.site.mathml"]
+
+myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
+myst_disable_syntax = ["html_block", "html_inline"]  # a quotation brings no markup into a page
+myst_heading_anchors = 4
+nb_execution_mode = "off"  # papermill has run the notebooks
+nb_render_markdown_format = "myst"
+nb_merge_streams = True
+nb_code_prompt_hide = "hide the code"
+nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]
+nb_ipywidgets_js = {}
+
+autoclass_content = "both"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_mock_imports = [name for name in ("torchtitan", "transformers", "diffusers") if not find_spec(name)]
+default_role = "py:obj"
+maximum_signature_line_length = 88
+napoleon_custom_sections = [("Attributes", "params_style"), ("Columns", "params_style")]
+python_use_unqualified_type_names = True
+
+html_theme = "furo"
+html_title = "ropelab"
+html_static_path = ["_static"]
+html_css_files = ["study.css"]
+html_js_files = ["ledger.js"]
+html_copy_source = False
+html_show_copyright = False
+
+
+def setup(app: Sphinx) -> None:
+    """Claims and records are things that pages link to by name, and that a search finds."""
+    app.add_object_type("claim", "claim")
+    app.add_object_type("record", "record")
