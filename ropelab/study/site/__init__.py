@@ -1,15 +1,12 @@
-"""Write the report: a small site of static pages that needs no server, no network and no script.
+"""Write the report: pages that Sphinx builds with the settings of ``docs/conf.py``, and that need no network.
 
-- `mathml`: markdown and formulas as HTML
-- `chapters`: an executed notebook as a page, its figures and its findings
-- `reference`: the public names of the library as pages, from their docstrings
-- `guide`: the pages of the folder ``docs``, in markdown
+- `chapters`: an executed notebook as a page, with its findings
 - `ledgers`: the claims of each document with their verdicts
 - `provenance`: when and where each record was measured
+- `measured`: the times of a run beside the committed ones
+- `pages`: the first page, and the pages about all chapters, claims and records
+- `mathml`: formulas as MathML
+- `report`: all pages together
 - `bibliography`: the page of references
-- `search`: the words of every page, for the search box
 - `summary`: the tables of README.md and of the guide
-- `report`: the first page with the story, the pages about all chapters and claims, and all pages together
-
-``templates`` has the pages' frames. ``assets`` has the style, the script and the font for formulas.
 """
