@@ -1,7 +1,8 @@
 """The command ``ropelab``, which answers ``--help`` and mistakes in its options without an import of torch.
 
 The import of a module of ropelab would first run ``ropelab/__init__.py``, which imports torch. Here the package takes
-its place among the modules before its code has run. `load` runs that code, for commands that need the library.
+its place among the modules before its code has run. `ropelab.command.load` runs that code, for commands that need the
+library.
 """
 
 import sys

@@ -32,6 +32,15 @@ def uses_triton(x: torch.Tensor) -> bool:
     return HAS_TRITON and (x.is_cuda or INTERPRETED)
 
 
+def why_torch(x: torch.Tensor) -> str:
+    """Why torch operations compute for ``x``; empty if a kernel does."""
+    if uses_triton(x):
+        return ""
+    if _forced == "torch":
+        return "use_backend('torch') asks for them"
+    return f"{x.device} is no GPU" if HAS_TRITON else "Triton is not installed"
+
+
 def backend(operation: str, x: torch.Tensor) -> ModuleType:
     """The module that computes ``operation`` for ``x``.
 

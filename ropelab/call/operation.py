@@ -24,11 +24,12 @@ from ropelab.call.dispatcher import PLAIN, is_subclass, must_dispatch, operator,
 from ropelab.call.memory import DisjointCheck, check_disjoint, is_plain, is_same_view
 from ropelab.call.remembered import Remembered
 from ropelab.call.where import SCHEMA, Options, Where, along_axes
-from ropelab.kernels import backend, uses_triton
-from ropelab.kernels.backends import forced_backend
+from ropelab.kernels import backend
+from ropelab.kernels.backends import forced_backend, why_torch
 from ropelab.kernels.rotation import MAX_BATCH, MOST_ROWS
 from ropelab.kernels.tensors import addresses_of
 from ropelab.layout.seq_format import SEQ_AXIS, rank, to_bshd
+from ropelab.log import first_call
 
 Tensors: TypeAlias = Sequence[Any]
 """Tensors in the order of an operation; None for a tensor that a call lacks."""
@@ -327,9 +328,14 @@ class Operation:
             return views_of(self.tensors(*tensors), options)
 
         viewed = views(tensors)
-        if hasattr(module, "serves") and not module.serves(viewed, rotation):
+        serves = not hasattr(module, "serves") or module.serves(viewed, rotation)
+        instead, plain = why_torch(first), _is_plain(viewed)
+        path = f"torch operations, because {instead}" if instead else "one launch" if plain else "a launch over copies"
+        kernel = f"{module.__name__.rpartition('.')[2]}.{self.step}"
+        first_call(kernel, viewed._asdict(), options, path if serves else "not served, so others run in its place")
+        if not serves:
             return None
-        if uses_triton(first) and _is_plain(viewed):
+        if not instead and plain:
             # A launch takes addresses only, so it takes the tensors of a call as they are.
             return getattr(module, f"plan_{self.step}")(viewed, rotation, *arguments)
         run = getattr(module, self.step)

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from ropelab.command.apart import ProcessEnd, hold_apart, report_apart
 from ropelab.command.destination import Destination
+from ropelab.command.load import load
 from ropelab.command.process import Limits
 from ropelab.command.summary import NOTED, in_words, summary, to_note, why_not_judged
 from ropelab.command.vocabulary import CHOICES, CONVENTIONS, FAMILIES, FAMILY, MOST_TOKENS
@@ -28,7 +29,7 @@ from ropelab.progress import ProgressLine
 
 app = typer.Typer(
     help="Check any implementation of rotary position embedding (RoPE).",
-    epilog="ropelab --version prints the versions of ropelab, torch, triton and Python.",
+    epilog="ropelab --version prints the versions of ropelab, torch, triton and Python; env prints more.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -229,9 +230,18 @@ def _reports(
 
 
 @app.command()
+def env() -> None:
+    """Show the GPU, the versions, the backend and the state of the plugins, for a report of a fault."""
+    load()
+    from ropelab.command.environment import report
+
+    _print(lambda console: console.print(Text(report()), soft_wrap=True))
+
+
+@app.command()
 def laws() -> None:
     """List all laws by family, with what each states."""
-    _load()
+    load()
     from ropelab.conformance import CACHE_LAWS, LAWS
 
     table = Table("family, law", "statement", box=None)
@@ -250,7 +260,7 @@ def conventions(
     """List the calling conventions that verify knows, or describe one with an example."""
     if name is not None:
         _known("name", name, "conventions", CONVENTIONS)
-    _load()
+    load()
     from ropelab.conformance import CACHE_CONVENTIONS
     from ropelab.conformance import CONVENTIONS as ROTATIONS
     from ropelab.conformance.declared import example
@@ -261,13 +271,6 @@ def conventions(
     else:
         words = f"{known[name].signature}\n\n{inspect.getdoc(known[name])}\n\nFor example:\n{example(name)}"
     _print(lambda console: console.print(Text(words), soft_wrap=True))
-
-
-def _load() -> None:
-    """Run the code of the package, where the command ``ropelab`` has left it out so far."""
-    package = sys.modules["ropelab"]
-    if not hasattr(package, "__version__") and package.__spec__ is not None and package.__spec__.loader is not None:
-        package.__spec__.loader.exec_module(package)
 
 
 def _known(name: str, value: str, command: str, known: Iterable[str]) -> None:

@@ -16,6 +16,8 @@ def main() -> None:
     _open_streams()
     if sys.argv[1:] == ["--version"]:
         return print(_versions())
+    if sys.argv[1:] == ["env"]:  # as --version, without the extra
+        return print(_environment())
     try:
         try:
             from ropelab.command.cli import Judged, app
@@ -42,6 +44,15 @@ def _versions() -> str:
     found = versions("triton")
     triton = f"triton {found['triton']}" if "triton" in found else "no triton"
     return f"ropelab {found['ropelab']} (torch {found['torch']}, {triton}, Python {platform.python_version()})"
+
+
+def _environment() -> str:
+    from ropelab.command.load import load
+
+    load()
+    from ropelab.command.environment import report
+
+    return report()
 
 
 def _open_streams() -> None:

@@ -1,7 +1,7 @@
 """A plugin of SGLang, which puts the kernel in the place of SGLang's rotary embedding.
 
-The wheel has the entry point ``ropelab`` in the group ``sglang.srt.plugins``. By this entry point SGLang calls
-`register` in each of its processes, if the environment variable ``SGLANG_PLUGINS`` names ``ropelab`` or is not set::
+The wheel has the entry point ``ropelab`` in the group ``sglang.srt.plugins`` (`ropelab_plugins`). By it each process of
+SGLang calls `register`, if the environment variable ``SGLANG_PLUGINS`` names ``ropelab``::
 
     SGLANG_PLUGINS=ropelab python -m sglang.launch_server --model-path MODEL
 

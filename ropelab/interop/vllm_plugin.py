@@ -1,7 +1,7 @@
 """A plugin of vLLM: QK norm, rotation and the write into the cache in one kernel a layer.
 
-The wheel has the entry point ``ropelab`` in the group ``vllm.general_plugins``. By this entry point vLLM calls
-`register` in each of its processes, if the environment variable ``VLLM_PLUGINS`` names ``ropelab`` or is not set::
+The wheel has the entry point ``ropelab`` in the group ``vllm.general_plugins`` (`ropelab_plugins`). By it each process
+of vLLM calls `register`, if the environment variable ``VLLM_PLUGINS`` names ``ropelab``::
 
     VLLM_PLUGINS=ropelab vllm serve MODEL
 

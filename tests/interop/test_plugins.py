@@ -249,6 +249,41 @@ def test_torchtitans_latent_attention_runs_over_the_kernels():
     assert "torchtitan" in run(AGREE + TORCHTITAN_MLA)
 
 
+ENTRY = """
+import sys, types
+from importlib.metadata import EntryPoint
+groups = {"vllm.general_plugins": "vllm", "sglang.srt.plugins": "sglang"}
+for name in ("sglang", "sglang.srt", "sglang.srt.plugins", "sglang.srt.plugins.hook_registry"):
+    sys.modules[name] = types.ModuleType(name)
+hooks = []
+registry = sys.modules["sglang.srt.plugins.hook_registry"]
+registry.HookRegistry, registry.HookType = types.SimpleNamespace(register=lambda *hook: hooks.append(hook)), EntryPoint
+registry.HookType.AROUND = "around"
+for group, function in groups.items():
+    EntryPoint("ropelab", f"ropelab_plugins:{function}", group).load()()
+print("torch" in sys.modules, "ropelab.interop.vllm_plugin" in sys.modules, len(hooks))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "variables, found",
+    [
+        ({}, "False False 0"),
+        ({"VLLM_PLUGINS": "", "SGLANG_PLUGINS": "others,ropelabs"}, "False False 0"),
+        ({"VLLM_PLUGINS": "ropelab"}, "True True 0"),
+        ({"SGLANG_PLUGINS": "others, ropelab"}, "True False 2"),
+        ({"VLLM_PLUGINS": "ropelab", "SGLANG_PLUGINS": "ropelab", "ROPELAB_DISABLE": "1"}, "False False 0"),
+    ],
+)
+def test_an_installed_plugin_waits_for_the_operator(monkeypatch, variables, found):
+    for name in ("VLLM_PLUGINS", "SGLANG_PLUGINS", "ROPELAB_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert run(ENTRY).split("\n")[-2] == found
+
+
 def test_the_wheel_names_the_plugins():
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
     assert set(groups) == {"vllm.general_plugins", "sglang.srt.plugins", "pytest11"}

@@ -2,15 +2,20 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
+
+import ropelab
+from tests.environments import ROOT
 
 pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
@@ -564,6 +569,20 @@ def test_an_error_of_ours_is_no_verdict(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("lines", ["from ropelab_command import main", "from ropelab.command.main import main"])
+def test_the_environment_is_told_without_the_extra(lines):
+    code = f"import sys; sys.modules['typer'] = None; sys.argv = ['ropelab', 'env']\n{lines}; main()"
+    environment = os.environ | {"VLLM_PLUGINS": "ropelab", "SGLANG_PLUGINS": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = dict(re.split(r":\s+", line, maxsplit=1) for line in done.stdout.splitlines())
+    assert found["ropelab"].startswith(ropelab.__version__) and found["torch"] == metadata.version("torch")
+    assert found["plugin of vLLM"] == "on" and found["plugin of SGLang"].startswith("off (SGLANG_PLUGINS=ropelab")
+    assert CliRunner().invoke(app, ["env"]).output.split()[:2] == done.stdout.split()[:2]
+    assert {"GPU", "backend", "Python", "triton"} <= {*found} and "VLLM_PLUGINS=ropelab" in found["variables"]
 
 
 def test_the_laws_are_listed():

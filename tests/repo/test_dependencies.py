@@ -39,7 +39,7 @@ def imported(code: str) -> set[str]:
     return (
         {name.partition(".")[0] for name in names}
         - sys.stdlib_module_names
-        - {"ropelab", "pytest_ropelab", "ropelab_command", "tests"}
+        - {"ropelab", "pytest_ropelab", "ropelab_command", "ropelab_plugins", "tests"}
     )
 
 

@@ -81,7 +81,7 @@ def copy(folder: Path) -> Path:
     """A copy of the checkout in ``folder``, because setuptools leaves files behind where it builds."""
     folder.mkdir()
     files = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE",
-             "pytest_ropelab.py", "ropelab_command.py")  # fmt: skip
+             "pytest_ropelab.py", "ropelab_command.py", "ropelab_plugins.py")  # fmt: skip
     for name in (*files, "kernels", "ropelab", "tests", "notebooks"):
         origin = ROOT / name
         if origin.is_dir():
@@ -139,7 +139,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 def test_the_wheel_holds_the_library_alone(wheel):
     held = {name for name in contents(wheel) if ".dist-info/" not in name}
     assert held == surface.wheel()
-    parts = {Path(name).parts[1] for name in held - {"pytest_ropelab.py", "ropelab_command.py"}}
+    parts = {Path(name).parts[1] for name in held - {"pytest_ropelab.py", "ropelab_command.py", "ropelab_plugins.py"}}
     assert {"angles", "autograd", "call", "conformance", "interop", "kernels", "layout", "positions"} <= parts
     assert not [name for name in held if re.search(r"bench|study|notebook|data|tests", name)]
     assert wheel.name.startswith(f"ropelab-{ropelab.__version__}-")
