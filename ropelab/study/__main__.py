@@ -24,7 +24,7 @@ app = typer.Typer(help="Measure, run the notebooks, draw, report.", no_args_is_h
 Smoke = Annotated[bool, typer.Option("--smoke", help="Tiny parameters: does everything run?")]
 Gpu = Annotated[str, typer.Option(help="Whose records: a folder of data/measurements; by default of the reference.")]
 
-MEASURING = ("ropelab.study.engine.jobs", processes.COMPILER)
+MEASURING = ("ropelab.study.engine.tasks", processes.COMPILER)
 REPORTING = ("ropelab.study.engine.runner", "ropelab.study.site.ledgers")
 """The modules of what runs in processes of its own."""
 
@@ -63,7 +63,7 @@ def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> No
     can_measure = torch.cuda.is_available()
     # The imports of the server run beside the imports of this process.
     processes.start_server([*MEASURING, *REPORTING] if can_measure else REPORTING)
-    from ropelab.study.engine import claims, runner
+    from ropelab.study.engine import claims, runner, unfinished
     from ropelab.study.site import ledgers, report
 
     build: Path = context.obj
@@ -112,6 +112,8 @@ def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> No
     for problem in problems:
         print(f"  {problem}")
     print(f"all that, {time.monotonic() - started:.0f} s")
+    if not (measured and measured.broken):
+        unfinished.finish(build)
     failed = any(run.failure for run in runs)
     if failed:
         print(f"a notebook failed; what it printed is in {build / 'logs'}")
@@ -144,6 +146,8 @@ def measure(
         studies = list(registered.all_studies())
     directory = context.obj / "measurements" if smoke else MEASUREMENTS
     measured = take_measurements(directory, context.obj, smoke, only=studies)
+    if not measured.broken:
+        measured.state.forget()
     print(measured, end="")
     raise typer.Exit(bool(measured.broken))
 

@@ -6,7 +6,7 @@ import pytest
 
 from ropelab.bench import peers, records
 from ropelab.bench.unavailable import Unavailable
-from ropelab.study.engine import measure, outcome, registered
+from ropelab.study.engine import measure, registered, results
 
 TABLES = {name: study for name, study in registered.all_studies().items() if not study.timed}
 
@@ -15,7 +15,7 @@ TABLES = {name: study for name, study in registered.all_studies().items() if not
 @pytest.mark.parametrize("name", TABLES)
 def test_the_table_is_made(name, pytestconfig):
     study, recording = TABLES[name], pytestconfig.getoption("record")
-    made = outcome.run(name, partial(study, smoke=not recording))
+    made = results.run(partial(study, smoke=not recording))
     if made.reason:
         raise Unavailable(made.reason)
     assert not made.error, made.error
@@ -23,4 +23,4 @@ def test_the_table_is_made(name, pytestconfig):
     if recording:
         assert study.other_rows(made.found) == ""
         _, not_run = peers.available(peers.PEERS)
-        measure.record(study, made, records.MEASUREMENTS, smoke=False, not_run=not_run)
+        measure.record(name, study, made, records.MEASUREMENTS, smoke=False, not_run=not_run)

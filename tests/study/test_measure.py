@@ -17,14 +17,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from ropelab.bench import gpu_memory, in_parts, records, side_by_side, staleness, timing
+from ropelab.bench import gpu_memory, in_parts, packages, records, side_by_side, staleness, timing
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
+from ropelab.bench.peers import flashinfer
 from ropelab.bench.side_by_side import DoesNotFit, Job
 from ropelab.bench.study import GIB, Study
 from ropelab.bench.unavailable import Unavailable
 from ropelab.study import __main__ as commands
 from ropelab.study.engine import claims as documents
-from ropelab.study.engine import ledger, measure, parameters, registered, schedule, unfinished
+from ropelab.study.engine import ledger, measure, parameters, registered, tasks, unfinished
 from ropelab.study.topics.performance import shortfalls
 from tests.study.sentences import states
 
@@ -57,14 +58,14 @@ def test_the_guide_names_the_wide_sweeps_and_counts_the_others():
 
 
 @pytest.mark.parametrize("options, only", [([], None), (["dense", "host"], ["dense", "host"]), (["--all"], "all")])
-def test_the_command_measures_what_it_is_asked_for(options, only, monkeypatch):
+def test_the_command_measures_what_it_is_asked_for(options, only, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(commands.processes, "start_server", lambda modules: None)
 
     def take(directory, build, smoke, only):
         asked.append((directory, only))
-        return measure.Measured(directory, [], {}, [])
+        return measure.Measured(directory, [], {}, [], unfinished.Run(tmp_path / "none"))
 
     monkeypatch.setattr(commands, "take_measurements", take)
     assert CliRunner().invoke(commands.app, ["measure", *options]).exit_code == 0
@@ -198,17 +199,26 @@ def test_every_study_declares_the_memory_that_its_records_say_it_took(tmp_path):
 # ------------------------------------------------------------------------------------------- all studies
 
 
+def clock():
+    """How the clock goes: it runs, is stopped, or is refused."""
+    if timing.is_stopped():
+        return "stopped"
+    try:
+        timing.gpu_times({"contender": list})
+    except RuntimeError as error:
+        return "refused" if "contender: nothing can be timed" in str(error) else "runs"
+
+
 @pytest.fixture
 def as_on_a_gpu(tmp_path, monkeypatch):
     """Run jobs as on a GPU, but in this process; every study adds (name, how the clock goes) to the returned list."""
-    ran, clock = [], timing.gpu_times
+    ran = []
 
     def run(jobs, free_bytes):
         return [(job, job.function(*job.arguments)) for job in jobs]
 
     def study(name, *, smoke=False):
-        how = {clock.__name__: "runs", "_called": "stopped", "_refuse": "refused"}[timing.gpu_times.__name__]
-        ran.append((name, how))
+        ran.append((name, clock()))
         return pd.DataFrame({"cell": [name]})
 
     def untimed(*, smoke=False):
@@ -224,7 +234,7 @@ def as_on_a_gpu(tmp_path, monkeypatch):
     known["parts"] = Study(timed, untimed=untimed, gpu_gib=2)
     known["sweep"] = Study(partial(study, "sweep"), gpu_gib=1, wide=True)
     monkeypatch.setattr(registered, "all_studies", lambda: known)
-    monkeypatch.setattr(schedule, "side_by_side", run)
+    monkeypatch.setattr(tasks, "side_by_side", run)
     monkeypatch.setattr(gpu_memory, "watch", lambda: None)
     monkeypatch.setattr(gpu_memory, "peak_reserved", lambda: 3 * GIB)
     monkeypatch.setattr(records, "_gpu", lambda: {"name": "a GPU"})
@@ -260,7 +270,7 @@ def test_what_runs_out_of_memory_beside_others_is_measured_again_alone(how, tmp_
     """The error may be raised, become a contender's status, or be caught by the study and told in words."""
 
     def short_of_memory(*, smoke=False):
-        if timing.gpu_times.__name__ == "_refuse":
+        if clock() == "refused":
             if how == "raised":
                 raise OUT_OF_MEMORY
             status = timing.failure(OUT_OF_MEMORY) if how == "recorded" else f"it raised {OUT_OF_MEMORY}"
@@ -293,7 +303,7 @@ def test_each_timed_study_has_a_process_of_its_own(tmp_path, monkeypatch, as_on_
         yield from (known["one"].table(smoke=smoke).assign(part=part) for part in range(2))
 
     studies = {"one": known["one"], "grows": Study(grows, gpu_gib=1), "parts": known["parts"]}
-    monkeypatch.setattr(schedule, "side_by_side", run)
+    monkeypatch.setattr(tasks, "side_by_side", run)
     monkeypatch.setattr(registered, "all_studies", lambda: studies)
     measured = measure.measure(tmp_path, build=tmp_path)
     assert measured.broken == ["one"] and set(measured.studies) == {"grows", "parts"}
@@ -390,7 +400,7 @@ def interrupted(monkeypatch, at):
     known = registered.all_studies()
 
     def study(*found, smoke=False):
-        if timing.gpu_times.__name__ == "gpu_times":
+        if clock() == "runs":
             monkeypatch.setattr(registered, "all_studies", lambda: known)
             raise KeyboardInterrupt
         return known[at].table(*found, smoke=smoke)
@@ -399,24 +409,42 @@ def interrupted(monkeypatch, at):
 
 
 def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path, monkeypatch, as_on_a_gpu, capsys):
-    known = registered.all_studies()
-    two = {"two": dataclasses.replace(known["one"], table=partial(known["one"].table.func, "two"))}
-    again = partial(measure.measure, tmp_path, only=[*WITH_TABLES, "two"], build=tmp_path)
-    monkeypatch.setattr(registered, "all_studies", lambda: known | two)
-    interrupted(monkeypatch, "two")
+    """It neither measures nor compiles again what is done, so that the sum of its parts is its time."""
+    known, flashinfers = registered.all_studies(), []
+    monkeypatch.setattr(packages, "installations", lambda *_: {"1.0": tmp_path})
+    monkeypatch.setattr(flashinfer, "compile_kernel", flashinfers.append)
+    more = {name: dataclasses.replace(known["one"], table=partial(known["one"].table.func, name)) for name in "ab"}
+    again = partial(measure.measure, tmp_path, only=[*WITH_TABLES, *more], build=tmp_path)
+    monkeypatch.setattr(registered, "all_studies", lambda: known | more)
+    interrupted(monkeypatch, "a")
     with pytest.raises(KeyboardInterrupt):
         again()
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("a-gpu/*.csv")}
-    assert "two.csv" not in before and {"one.csv", "precision.csv", "memory.csv"} <= before.keys()
+    assert not {"a.csv", "b.csv"} & before.keys() and {"one.csv", "precision.csv", "memory.csv"} <= before.keys()
+    compiled = {name for name, how in as_on_a_gpu if how == "stopped"}
     as_on_a_gpu.clear()
-    assert set(again().studies) == {*WITH_TABLES, "two"}
-    assert as_on_a_gpu == [("two", "runs")]
-    assert states(capsys.readouterr().out, 4, 5)
+    capsys.readouterr()
+    whole = again()
+    assert set(whole.studies) == {*WITH_TABLES, *more}
+    assert as_on_a_gpu == [("a", "runs"), ("b", "runs")] and compiled >= {"b"} and flashinfers == ["1.0"]
+    assert states(capsys.readouterr().out, 4, 6)
     after = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("a-gpu/*.csv")}
     assert {name: after[name] for name in before} == before
+    taken = records.load("b", tmp_path).provenance["parameters"]["gpu_bytes"]
+    assert taken == {"beside": 3 * GIB, "alone": 3 * GIB}  # of its compilation before the interruption, too
     as_on_a_gpu.clear()
-    again()  # that run was finished
-    assert ("one", "runs") in as_on_a_gpu and not list(tmp_path.glob("unfinished*"))
+    whole.state.forget()
+    again()
+    assert {("one", "stopped"), ("one", "runs")} <= set(as_on_a_gpu)
+
+
+def test_an_untimed_part_is_kept_over_an_interruption(tmp_path, monkeypatch, as_on_a_gpu):
+    interrupted(monkeypatch, "parts")
+    with pytest.raises(KeyboardInterrupt):
+        measure.measure(tmp_path, build=tmp_path)
+    as_on_a_gpu.clear()
+    measure.measure(tmp_path, build=tmp_path)
+    assert as_on_a_gpu == [("timed part", "runs")] and recorded(tmp_path, "parts").facts.tolist() == [7]
 
 
 @pytest.mark.parametrize("change", ["code", "gpu", "studies", "record"])
@@ -468,7 +496,7 @@ def test_a_study_that_raises_does_not_keep_the_others_from_being_recorded(tmp_pa
         str(measured).splitlines()
     )
     assert records.load("good", tmp_path).frame.smoke.tolist() == [True]
-    assert {path.stem for path in tmp_path.glob("*/*")} == {"good"}
+    assert {path.stem for path in tmp_path.glob("*/*.csv")} == {"good"}
     said = capsys.readouterr()
     assert "of a ratio" in said.err and "expected times above 0" in said.err and "a_missing" not in said.err
     measure.measure(tmp_path, only=["good"], build=tmp_path)

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from ropelab.bench import compile_peers, fetch_peers, packages
 from ropelab.bench.fetch_peers import Commit, Package
+from ropelab.bench.peers import flashinfer, quack
 from ropelab.study.__main__ import app
 from tests.study.sentences import states
 
@@ -462,6 +463,33 @@ def test_bytecode_beside_the_sources_does_not_run(tmp_path, monkeypatch):
     assert packages.load_file("peer", "1.0", "peer/__init__.py").x == 1
     with packages.imported("peer", "1.0", "peer") as module:
         assert module.x == 1
+
+
+def test_flashinfer_is_compiled_once_whatever_ran_before(tmp_path, monkeypatch):
+    """FlashInfer compiles anew where tvm_ffi lies elsewhere: quack, which brings its own, takes the environment's."""
+    places = {"tvm_ffi/__init__.py": "", "quack/__init__.py": "", "quack/rotary.py": "import tvm_ffi\n"}
+    places |= {"flashinfer/__init__.py": "", "flashinfer/rope.py": "import tvm_ffi\ndef get_rope_module(): pass\n"}
+    for folder in ("environment", "of-peers"):
+        for file, text in places.items():
+            if folder == "of-peers" or file.startswith("tvm_ffi"):
+                (tmp_path / folder / file).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / folder / file).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "environment")
+    monkeypatch.setattr(quack, "_PYTHON", sys.version_info[:2])
+    ours = (quack.PACKAGE, flashinfer.PACKAGE)
+    where = {name: tmp_path / "of-peers" for name in ours}
+    monkeypatch.setattr(packages, "locate", lambda package, version: (version, where.get(package, tmp_path / "none")))
+    for one in (quack.module, quack._linked, flashinfer.compile_kernel, packages.modules_of):
+        one.cache_clear()
+    before = set(sys.modules)
+    try:
+        found = [quack.module("1.0").tvm_ffi, flashinfer.compile_kernel("1.0").tvm_ffi]
+        assert {Path(module.__file__).parents[1].name for module in found} == {"environment"}
+    finally:
+        for name in sys.modules.keys() - before:
+            del sys.modules[name]
+        for one in (quack.module, flashinfer.compile_kernel, packages.modules_of):
+            one.cache_clear()
 
 
 def test_a_changed_file_of_a_commit_does_not_run(tmp_path, monkeypatch):

@@ -53,6 +53,11 @@ def test_losses_and_the_fastest_kernel_without_a_pass():
     assert findings.best(frame).best.unique().tolist() == [COMPUTED]
 
 
+def test_a_gpu_that_nobody_measured_takes_the_pass():
+    table = findings.taken(made(gpu="A100"))
+    assert (table.taken == table[OURS]).all() and findings.choice_sentence(made(gpu="A100"))
+
+
 def test_the_rule_takes_our_product_or_the_pass():
     frame = made()
     table = findings.taken(frame)

@@ -9,7 +9,7 @@ from ropelab.bench import records, server_logits, servers
 from ropelab.bench.server_engine import EXACT, FUSED, OURS, STOCK
 from ropelab.bench.studies import STUDIES
 from ropelab.bench.unavailable import Unavailable
-from ropelab.study.engine.outcome import growing, run
+from ropelab.study.engine.results import growing, run
 from tests.study.sentences import states
 
 STUB = """
@@ -81,21 +81,21 @@ def test_an_engine_that_does_not_start_leaves_a_row_and_the_others(stub):
 
 
 def test_a_run_that_is_cut_leaves_a_record(stub, tmp_path):
-    outcomes = growing("servers", lambda: servers.servers(smoke=True))
+    outcomes = growing(lambda: servers.servers(smoke=True))
     for _ in range(3):
         outcome = next(outcomes)
     outcomes.close()
     assert not outcome.whole
     record = records.write("servers", outcome.found, tmp_path, parameters={"smoke": True})
     assert set(records.load("servers", tmp_path, gpu=record.provenance["gpu"]["name"]).frame.quantity) >= {"launches"}
-    assert run("servers", lambda: servers.servers(smoke=True)).whole
+    assert run(lambda: servers.servers(smoke=True)).whole
 
 
 def test_without_vllm_nothing_is_measured(monkeypatch):
     monkeypatch.setattr(servers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match="vllm is not installed"):
         next(servers.servers())
-    assert run("servers", lambda: STUDIES["servers"](smoke=True)).reason == "vllm is not installed"
+    assert run(lambda: STUDIES["servers"](smoke=True)).reason == "vllm is not installed"
 
 
 def test_errors_of_logits_decide_which_tokens_may_differ():

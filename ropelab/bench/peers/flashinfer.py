@@ -1,9 +1,10 @@
 """Call FlashInfer's kernel, which FlashInfer compiles at the first call."""
 
+import contextlib
 import importlib
 import os
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import ModuleType
 
@@ -43,11 +44,21 @@ def module(version: str) -> ModuleType:
     return compile_kernel(version)
 
 
+def import_tvm_ffi() -> None:
+    """Import tvm_ffi from the environment, if it has the package.
+
+    FlashInfer compiles its kernels anew where tvm_ffi lies in another folder, and `ropelab.bench.peers.quack` would
+    import it from a new folder in each process.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module("tvm_ffi")
+
+
 @cache
 def compile_kernel(version: str) -> ModuleType:
     """`module` without the checks. FlashInfer keeps the compiled kernel in the cache folder of the user."""
     try:
-        with replaced.entries(os.environ, {"PATH": _with_ninja()}), packages.imported(PACKAGE, version, *_IMPORTS):
+        with _compiling(version):
             rope = importlib.import_module("flashinfer.rope")
             rope.get_rope_module()
     except ModuleNotFoundError as error:
@@ -55,9 +66,13 @@ def compile_kernel(version: str) -> ModuleType:
     return rope
 
 
-def _with_ninja() -> str:
-    """The search path for programs, with the folder of this environment's programs in front."""
-    return os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
+@contextlib.contextmanager
+def _compiling(version: str) -> Iterator[None]:
+    """FlashInfer of a version, with ninja of this environment on the search path for programs."""
+    import_tvm_ffi()
+    path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
+    with replaced.entries(os.environ, {"PATH": path}), packages.imported(PACKAGE, version, *_IMPORTS):
+        yield
 
 
 @cache
@@ -68,7 +83,7 @@ def compile_norm_append(version: str) -> None:
         ValueError: FlashInfer has no such kernel for the GPU at hand.
     """
     stem = "hq{}_hkv{}".format(*NORM_APPEND_HEADS)
-    with replaced.entries(os.environ, {"PATH": _with_ninja()}), packages.imported(PACKAGE, version, *_IMPORTS):
+    with _compiling(version):
         kernels = importlib.import_module("flashinfer.jit.cake_fused_qk_rope_append")
         architecture = kernels.arch_for(torch.cuda.get_device_capability())
         for stage in kernels.stages_for(architecture):

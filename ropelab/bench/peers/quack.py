@@ -16,6 +16,7 @@ import torch
 
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import packages
+from ropelab.bench.peers import flashinfer
 from ropelab.bench.peers.peer import Rotate
 from ropelab.bench.workloads import Workload
 from ropelab.layout.seq_format import from_bshd, to_bshd
@@ -36,6 +37,7 @@ def module(version: str, name: str = "quack.rotary") -> ModuleType:
     if sys.version_info[:2] != _PYTHON:
         raise packages.NotInstalled(f"{PACKAGE}: the libraries of its DSL need Python {_PYTHON[0]}.{_PYTHON[1]}")
     wanted = {PACKAGE: version, "apache-tvm-ffi": "0.1.15"} | _DSL
+    flashinfer.import_tvm_ffi()
     folder = Path(_linked(tuple(packages.locate(*package)[1] for package in wanted.items())).name)
     paths = [str(folder), str(folder / "nvidia_cutlass_dsl" / "dsl_packages")]
     sys.path[:0] = paths

@@ -22,7 +22,8 @@ Checks on the evidence:
 
 How the study runs:
 
-- `measure`, `unfinished`: every study on the GPU at hand, also after an interruption
+- `measure`: every study on the GPU at hand; `tasks` has the order, `results` what a study found, and `unfinished` what
+  an interrupted run has done
 - `measuring_code`: the hashes beside the numbers of protocols
 - `runner`, `parameters`, `findings`, `claims_view`: the notebooks
 """

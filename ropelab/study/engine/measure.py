@@ -1,17 +1,25 @@
 """Measure every study on the GPU at hand, and write its records."""
 
+import json
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ropelab.bench import packages, peers, reached, records, staleness
 from ropelab.bench.study import GIB, Study
-from ropelab.study.engine import expected, registered, schedule, unfinished
-from ropelab.study.engine.outcome import JobResult
+from ropelab.bench.workers import MOST_PROCESSES
+from ropelab.progress import minutes
+from ropelab.study.engine import registered, tasks, unfinished
+from ropelab.study.engine.results import Result
 
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
+_SECONDS = "seconds_beside", "seconds"
 
 
 @dataclass(frozen=True)
@@ -23,12 +31,14 @@ class Measured:
         studies: the studies that the run has recorded, before it was interrupted or now.
         missing: what this machine lacks, as a package -> the contenders and studies that did not run for that reason.
         broken: the studies that raised, or whose table is no record.
+        state: what the run has kept for the next one.
     """
 
     directory: Path
     studies: Sequence[str]
     missing: Mapping[str, Sequence[str]]
     broken: Sequence[str]
+    state: unfinished.Run
 
     def over(self, committed: Path, folder: Path) -> records.Selection:
         """Copy the committed records to a folder, where those of this run take the place of the same GPU's."""
@@ -58,8 +68,8 @@ def measure(
     """Measure and record, and print a line for each step.
 
     First the studies that time nothing run, while the kernels of the other studies are compiled. Then the other studies
-    are timed, one after the other. After an interruption the next run measures the missing studies, and says so. After
-    a run that ended, the next run measures all studies. A study that raises does not stop the others.
+    are timed, one after the other. A study that raises does not stop the others. Until its state is forgotten, the next
+    run does what this one has not done, and says so.
 
     Args:
         directory: where the records go: ``<directory>/<gpu>/<study>.csv`` and ``.json``.
@@ -78,59 +88,89 @@ def measure(
     for name, status in not_run.items():
         missing.setdefault(status.removeprefix("not run: "), []).append(name)
     tables = {study: records.files(study, directory, records.environment()["gpu"]["name"])[0] for study in wanted}
-    run = unfinished.resume(build, tables, smoke=smoke, directory=str(directory.resolve()))
-    if run.done:
-        print(
-            f"  going on where a run was interrupted: {len(run.done)} of {len(wanted)} studies are measured", flush=True
-        )
-    broken = []
-    progress = expected.Progress(wanted, run.done, expected.seconds(wanted, [directory, records.MEASUREMENTS], smoke))
-    for outcome in schedule.outcomes({name: known[name] for name in wanted if name not in run.done}, smoke, progress):
-        said = ""
-        if outcome.error:
+    state = unfinished.resume(build, studies=wanted, smoke=smoke, directory=str(directory.resolve()))
+    done, broken = [study for study in wanted if state.wrote(study, tables[study])], []
+    if done:
+        print(f"  going on where a run was interrupted: {len(done)} of {len(wanted)} studies are measured", flush=True)
+    left = {study: known[study] for study in wanted if study not in done}
+    beside, alone = ({} if smoke else seconds(left, [directory, records.MEASUREMENTS], part) for part in _SECONDS)
+    apart = torch.cuda.is_available() and not smoke and len(wanted) > 1
+    started, ended = time.monotonic(), len(done)
+    if apart and left:
+        expected = max(*beside.values(), sum(beside.values()) / MOST_PROCESSES) + sum(alone.values())
+        print(f"  {len(left)} studies, about {minutes(expected)}", flush=True)
+    for name, result in tasks.results(left, state, apart=apart, smoke=smoke, seconds=beside):
+        if result.error:
             said = "not measured: it raised"
-            print(outcome.error, file=sys.stderr, flush=True)
-            broken.append(outcome.study)
-        elif outcome.reason:
-            said = f"not measured: {outcome.reason}"
-            missing.setdefault(outcome.reason, []).append(outcome.study)
+            print(result.error, file=sys.stderr, flush=True)
+            broken.append(name)
+        elif result.reason:
+            said = f"not measured: {result.reason}"
+            missing.setdefault(result.reason, []).append(name)
         else:
             try:
-                record(known[outcome.study], outcome, directory, smoke=smoke, not_run=not_run)
+                record(name, known[name], result, directory, smoke=smoke, not_run=not_run)
             except ValueError as error:
                 print(error, file=sys.stderr, flush=True)
-                broken.append(outcome.study)
+                broken.append(name)
                 continue
-            if not outcome.whole:
+            if not result.whole:
                 continue
-            run.note(outcome.study, tables[outcome.study])
-            seconds = outcome.seconds or outcome.seconds_beside
-            said = f"{len(outcome.found)} rows, {seconds:.1f} s{_beyond(known[outcome.study], outcome)}"
-            if not smoke and (other := known[outcome.study].other_rows(outcome.found)):
-                said += f"; {other}"
-        print(f"  [{progress.done(outcome.study)}] {outcome.study}: {said}; {progress.left}", flush=True)
-    if not broken:
-        run.finish()
-    return Measured(directory, list(run.done), missing, broken)
+            state.keep_file(name, tables[name])
+            done.append(name)
+            said = _told(known[name], result, smoke)
+        alone.pop(name, None)
+        ended += 1
+        rest = f"{minutes(time.monotonic() - started)} so far, about {minutes(sum(alone.values()))} left"
+        print(f"  [{ended}/{len(wanted)}] {name}: {said}; {rest}", flush=True)
+    return Measured(directory, done, missing, broken, state)
 
 
-def record(study: Study, outcome: JobResult, directory: Path, *, smoke: bool, not_run: Mapping[str, str]) -> None:
+def record(
+    name: str, study: Study, result: Result, directory: Path, *, smoke: bool, not_run: Mapping[str, str]
+) -> None:
     """Write the record of a study. A table that is no times names no code: it is the result of its run."""
-    code = {"kernels": reached.reached(outcome.kernels), "protocol": staleness.numbers(outcome.study)}
+    facts = result.facts
+    code = {"kernels": reached.reached(facts["kernels"]), "protocol": staleness.numbers(name)}
     if study.kernels_unknown:
         code["kernels_unknown"] = study.kernels_unknown
     records.write(
-        outcome.study,
-        outcome.found,
+        name,
+        result.found,
         directory,
-        parameters={"smoke": smoke, **({"short": True} if study.is_short else {}), **outcome.parameters},
-        peers=outcome.peers,
-        built=packages.built(outcome.peers),
+        parameters={"smoke": smoke, **({"short": True} if study.is_short else {}), **facts["parameters"]},
+        peers=facts["peers"],
+        built=packages.built(facts["peers"]),
         not_run=not_run,
         **(code if study.timed else {}),
     )
 
 
-def _beyond(study: Study, outcome: JobResult) -> str:
-    took, declared = outcome.gpu_bytes_beside, study.gpu_bytes
-    return f" (took {took / GIB:.1f} GiB untimed, {declared / GIB:.1f} are declared)" if took > declared else ""
+def seconds(studies: Mapping[str, Study], directories: Sequence[Path], part: str) -> dict[str, float]:
+    """Study -> the seconds of a part of it, by the first record of any GPU that notes them, else 0.
+
+    A short part of a study that has none of its own counts a minute at most.
+
+    Args:
+        part: ``"seconds"`` while its calls are timed, or ``"seconds_beside"``.
+    """
+    found = dict.fromkeys(studies, 0.0)
+    for name, study in studies.items():
+        for path in (directory / gpu / f"{name}.json" for directory in directories for gpu in records.gpus(directory)):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                noted = json.loads(path.read_bytes())["parameters"]
+                if noted.get(part) and not noted.get("smoke"):
+                    other = study.is_short and not noted.get("short")
+                    found[name] = min(noted[part], 60.0) if other else noted[part]
+                    break
+    return found
+
+
+def _told(study: Study, result: Result, smoke: bool) -> str:
+    """The rows and the seconds of a study, and where it took more memory, or has other rows, than declared."""
+    noted = result.facts["parameters"]
+    said = f"{len(result.found)} rows, {noted['seconds'] or noted['seconds_beside']:.1f} s"
+    if (took := noted["gpu_bytes"]["beside"]) > study.gpu_bytes:
+        said += f" (took {took / GIB:.1f} GiB untimed, {study.gpu_gib:.1f} are declared)"
+    other = "" if smoke else study.other_rows(result.found)
+    return f"{said}; {other}" if other else said

@@ -186,8 +186,8 @@ def run_notebooks(
 ) -> Iterator[Run]:
     """Execute notebooks, ``together`` at a time; the iterator yields their runs in the order of ``sources``.
 
-    Nothing in them is timed, so they may run beside each other. After an interruption, the next run keeps the notebooks
-    that have ended without an error, if code, data and parameters are the same.
+    Nothing in them is timed, so they may run beside each other. Until `unfinished.finish` the next run keeps the
+    notebooks that have ended without an error, if code, data and parameters are the same.
 
     Args:
         parameters: name -> value; each notebook gets the parameters that it declares.
@@ -202,8 +202,8 @@ def run_notebooks(
         check_parameters(source, given)
     threads = max(1, cores() // min(together, len(sources)))
     results = {source.stem: build / "notebooks" / source.name for source in sources}
-    state = unfinished.resume(build, results, **_depends_on(sources, wanted), smoke=parameters.get("smoke"))
-    ended = {name: Run(name, results[name], 0.0) for name in state.done}
+    state = unfinished.resume(build, **_depends_on(sources, wanted))
+    ended = {name: Run(name, result, 0.0) for name, result in results.items() if state.wrote(name, result)}
     each = zip(sources, repeat(build), wanted, repeat(threads))
     jobs = [Job(one[0].stem, run_notebook, one) for one in each if one[0].stem not in ended]
     with closing(side_by_side(jobs, sys.maxsize, most=together)) as runs:
@@ -214,15 +214,15 @@ def run_notebooks(
                 if isinstance(run, BaseException):  # its process died, and the other notebooks go on
                     run = Run(job.name, job.arguments[0], 0.0, Failure(0, f"{type(run).__name__}: {run}"))
                 if not run.failure:
-                    state.note(job.name, results[job.name])
+                    state.keep_file(job.name, results[job.name])
                 ended[job.name] = run
             yield ended[name]
-    state.finish()
 
 
 def _depends_on(sources: Sequence[Path], parameters: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """The facts of which notebooks depend besides the code of the library: sources, parameters, data and packages."""
-    files = [*sources, *sorted(path for path in (ROOT / "data").rglob("*") if path.is_file())]
+    folders = {ROOT / "data", *(ROOT / str(each["records"]) for each in parameters if "records" in each)}
+    files = [*sources, *sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())]
     content = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
     return {"content": content, "parameters": list(parameters), "peers": sorted(path.name for path in PEERS.glob("*"))}
 

@@ -1,69 +1,62 @@
-"""Keep the results of an interrupted run, of studies or notebooks, so that the next run does the rest."""
+"""Keep what an interrupted run has done, of studies or notebooks, so that the next run does the rest."""
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import pickle
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ropelab.bench import record_checks, records, whole_file
 
-LIBRARY = records.ROOT / "ropelab"
 
-
-@dataclass
+@dataclass(frozen=True)
 class Run:
-    """A run of studies or notebooks, and those that are done; ``file`` keeps the run until it is finished.
+    """A run of studies or notebooks. A file of the folder, a pickle, holds what a part of the run has found."""
 
-    Attributes:
-        identity: the code, the GPU, the software and the studies. Only results of a run with the same identity count.
-        done: the name of a study or notebook -> SHA-256 of its result.
-    """
+    folder: Path
 
-    file: Path
-    identity: Mapping[str, Any]
-    done: dict[str, str] = field(default_factory=dict)
+    def keep(self, part: str, found: Any) -> None:
+        whole_file.write(self.folder / part, pickle.dumps(found))
 
-    def note(self, name: str, result: Path) -> None:
-        """Note that this run has done the study or notebook, whose result is a file."""
-        self.done[name] = record_checks.sha256(result)
-        whole_file.write(self.file, json.dumps({"identity": self.identity, "done": self.done}, indent=2) + "\n")
+    def kept(self, part: str) -> Any:
+        """What `keep` was given; None if the part was not kept."""
+        file = self.folder / part
+        return pickle.loads(file.read_bytes()) if file.is_file() else None
 
-    def finish(self) -> None:
-        """Forget the run, so that the next run starts afresh."""
-        self.file.unlink(missing_ok=True)
+    def keep_file(self, part: str, result: Path) -> None:
+        """Note that a part of the run has written its result to a file."""
+        self.keep(part, record_checks.sha256(result))
+
+    def wrote(self, part: str, result: Path) -> bool:
+        """Whether the part has written its result, and the file has not changed since."""
+        return result.is_file() and self.kept(part) == record_checks.sha256(result)
+
+    def forget(self) -> None:
+        """Let the next run start afresh."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def resume(build: Path, results: Mapping[str, Path], **more: Any) -> Run:
-    """The unfinished run with these results by this very code on this machine; only results that still exist count.
+def resume(build: Path, **depends_on: Any) -> Run:
+    """The unfinished run by this very code on this machine, or a new one.
 
     Args:
-        build: the folder that keeps the runs.
-        results: the name of each study or notebook -> the file with its result.
-        more: facts of which the results depend besides, such as ``smoke``, as JSON has them.
+        build: the folder that keeps the runs, until `finish` or `Run.forget`.
+        depends_on: further facts of which the results depend, such as ``smoke``, as JSON has them.
     """
     here = records.environment()
-    identity = {
-        "code": library_hash(),
-        "gpu": here["gpu"]["name"], "torch": here["torch"], "triton": here["triton"], "results": list(results), **more,
-    }  # fmt: skip
-    name = hashlib.sha256(json.dumps([list(results), more.get("smoke")]).encode()).hexdigest()[:8]
-    run = Run(build / f"unfinished-{name}.json", identity)
-    try:
-        noted = json.loads(run.file.read_text(encoding="utf-8"))
-        if noted["identity"] == identity:
-            run.done |= {name: digest for name, digest in noted["done"].items() if _is(results[name], digest)}
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):  # no run, or another text
-        pass
-    return run
+    identity = [library_hash(), here["gpu"]["name"], here["torch"], here["triton"], depends_on]
+    name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    return Run(build / "unfinished" / name)
+
+
+def finish(build: Path) -> None:
+    """Forget all runs, so that the next ones start afresh."""
+    shutil.rmtree(build / "unfinished", ignore_errors=True)
 
 
 def library_hash(root: Path = records.ROOT) -> str:
     """The hash of the files of the library and of the kernels; `Path.rglob` does not follow the link to these."""
     sources = sorted([*(root / "ropelab").rglob("*.py"), *(root / "kernels").glob("*.py")])
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
-
-
-def _is(result: Path, digest: str) -> bool:
-    return result.is_file() and record_checks.sha256(result) == digest

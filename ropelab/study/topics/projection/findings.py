@@ -9,7 +9,7 @@ from ropelab.bench.projection import ALONE, BY_QUACK, COMPUTED, COPY, KERNEL, OU
 from ropelab.bench.projection_law import Machine, Product, widest_that_pays
 from ropelab.bench.projection_sizes import EAGER, EAGER_STEPS
 from ropelab.bench.rows import timed
-from ropelab.call.projection_paths import Work, faster
+from ropelab.call.projection_paths import MEASURED, Work, faster
 from ropelab.study.engine.words import followed, value_range
 
 RECORD, BLOCKS, COMPILED = "projection", "projection_blocks", "projection_compiled"
@@ -176,8 +176,13 @@ def taken(frame: pd.DataFrame) -> pd.DataFrame:
     """The times of both paths of `ropelab.qkv_rope`, and in the column ``taken`` the time of the path that it takes."""
     both = times(frame, *PATHS.values())[[*PATHS.values()]]
     rows = [dict(zip(both.index.names, key, strict=True)) for key in both.index]
-    chosen = [PATHS[faster(product(row).work, row["gpu"])] for row in rows]
+    chosen = [PATHS[_path(product(row).work, row["gpu"])] for row in rows]
     return both.assign(taken=[us[name] for (_, us), name in zip(both.iterrows(), chosen, strict=True)])
+
+
+def _path(work: Work, gpu: str) -> str:
+    """The path that `ropelab.qkv_rope` takes; on a GPU that nobody measured it takes the pass."""
+    return faster(work, gpu) if gpu in MEASURED.values() else "pass"
 
 
 def choice_sentence(frame: pd.DataFrame) -> str:
@@ -219,7 +224,7 @@ def drawn(frame: pd.DataFrame) -> pd.DataFrame:
         Work(row.tokens, row.inputs, row.outputs, (row.q_heads + row.k_heads) * row.head_dim)
         for row in table.itertuples()
     ]
-    path = pd.Series([faster(work, gpu) for work, gpu in zip(works, table.gpu, strict=True)], table.index)
+    path = pd.Series([_path(work, gpu) for work, gpu in zip(works, table.gpu, strict=True)], table.index)
     path = path.where(table[KERNEL].notna(), "pass")
     return table.assign(path=path, taken=table[KERNEL].where(path == "product", table[OURS]))
 
