@@ -1,4 +1,4 @@
-"""A block whose projection to q, k and v also rotates q and k: forward and backward, held to a derived bound.
+"""A block whose projection to q, k and v also rotates q and k: forward and backward, within a derived bound.
 
 Write u for the unit roundoff of the sums (float32) and s for that of the stored dtype. Every result of `qkv_rope` is a
 sum of n products, then for q and k a rotation ``y0 c - y1 s`` of two such sums, and is stored once or twice:

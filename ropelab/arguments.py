@@ -200,7 +200,7 @@ def device(name: str, value: Any) -> torch.device:
         return torch.empty(0, device=value).device
     except (RuntimeError, AssertionError) as error:  # a torch without CUDA raises the second
         why = str(error).partition("\n")[0].partition(". ")[0]
-        raise ValueError(f"{name}: expected a device that can be used, got {str(value)!r} ({why})") from error
+        raise ValueError(f"{name}: expected a device that is available, got {str(value)!r} ({why})") from error
 
 
 def warn(text: str) -> None:

@@ -295,4 +295,4 @@ def _prepared(
 
 def _no_transform(name: str) -> None:
     if transformed():
-        raise NotImplementedError(f"{name}: expected no transform of torch.func and no forward mode, got one")
+        raise NotImplementedError(f"{name}: transforms of torch.func and forward mode are unsupported")

@@ -75,9 +75,7 @@ def rotate_cached_keys(
         NotImplementedError: the call is under a transform of torch.func or in forward mode.
     """
     if transformed():
-        raise NotImplementedError(
-            "rotate_cached_keys: expected no transform of torch.func and no forward mode, got one"
-        )
+        raise NotImplementedError("rotate_cached_keys: transforms of torch.func and forward mode are unsupported")
     check_tensor(
         "key_cache", key_cache, (3, 4), "[blocks, block_size, heads, head_dim] or [blocks, block_size, features]",
         CACHE_DTYPES,

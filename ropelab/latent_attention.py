@@ -103,7 +103,7 @@ def assemble_mla_kv(
         k_pe: the R features of the key that all heads share, as ``kv`` with one head and R features.
         nope_dim: N, the features of a head of the key that do not rotate.
         cos, sin: ``[P, R/2]``, or ``[B, P, R/2]`` with tables for each batch; a column for each feature, R columns, as
-            with a ``rotary_slice`` of `apply_rope`. An attention factor (mscale) belongs into the tables.
+            with a ``rotary_slice`` of `apply_rope`. Multiply the tables by an attention factor (mscale).
         layout, out_layout, seq_format, positions, offsets, inverse: as for `apply_rope`. DeepSeek-V3 has
             ``layout="interleaved"`` and ``out_layout="split_half"``.
         copy_value: whether the value is a new tensor; otherwise it is the view ``kv[..., N:]``. With a view, 2N + R
@@ -189,7 +189,7 @@ def rotate_mla_query(
 def _where(
     x, nope_dim: int, rotary_dim: int, cos, sin, layout, out_layout, seq_format, positions, offsets, inverse
 ) -> Where:
-    """By what the tokens of a call turn, whose last features rotate."""
+    """The angles of the tokens of a call whose last features rotate."""
     tables = given_tables(cos, sin)
     check_fixed_tables(tables.cos, tables.sin)
     slice_ = nope_dim, nope_dim + rotary_dim

@@ -70,7 +70,7 @@ def rope_and_cache(
 
     Slot ``s`` is the place ``s % block_size`` of block ``s // block_size`` of a cache. The token with the slot ``s``
     writes its k and its v there. A token with a negative slot writes nothing to the caches, and neither does a token
-    without a slot. Slots that no token has stay as they are. The slots of the tokens must differ from each other;
+    without a slot. Slots that no token has do not change. The slots of the tokens must differ from each other;
     otherwise the content of a shared slot is undefined.
 
     A cache has 8-bit floats or the usual dtypes. The result for k has the dtype of k first, as if a separate launch had
@@ -78,8 +78,8 @@ def rope_and_cache(
     beyond the largest finite number becomes that number, and NaN stays NaN (the convention of vLLM). The scales stay on
     the GPU; the host does not read them.
 
-    Scales are given, or the call makes a scale of each head of each token, in the same pass, and writes it beside the
-    8-bit floats: the largest magnitude of the head divided by the largest finite number, but at least 1e-6 (vLLM's
+    You pass the scales, or the kernel computes a scale for each head of each token and writes it beside the 8-bit
+    floats: the largest magnitude of the head divided by the largest finite number, but at least 1e-6 (vLLM's
     ``fp8_per_token_head``). The magnitudes are taken after the rounding to the dtype of q. NaN
     counts as 0, and an infinity as the largest float32, so that every scale is a positive finite number. With the unit
     roundoff u of the 8-bit float, 2^-4 or 2^-3, a stored number times its scale is within ``u |x|`` of the value x, or
@@ -158,7 +158,7 @@ def rope_and_cache(
         prepared(given, *tensors, positions, offsets)
         return q_out
     if transformed():
-        raise NotImplementedError("rope_and_cache: expected no transform of torch.func and no forward mode, got one")
+        raise NotImplementedError("rope_and_cache: transforms of torch.func and forward mode are unsupported")
     check_seq_format(seq_format)
     check_heads("q", q, seq_format)
     angles = given_angles(cos, sin, frequencies)

@@ -56,13 +56,13 @@ def qkv_rope(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The projection of hidden states to queries, keys and values, with the rotation of queries and keys.
 
-    With ``y = x W^T + b``, the first heads of y are q, the next are k, and the last are v. Each head of q and k turns
-    as by `apply_rope`; with ``q_weight`` and ``k_weight`` it is normalized before, as by `apply_qk_norm_rope`.
+    With ``y = x W^T + b``, the first heads of y are q, the next are k, and the last are v. q and k rotate as in
+    `apply_rope`; with ``q_weight`` and ``k_weight`` each head is normalized before, as in `apply_qk_norm_rope`.
 
-    On the path "pass", a product of PyTorch makes y, and a pass rotates q and k in place, so a feature is rounded to
-    the dtype of x twice: after the product and after the rotation. On the path "product", one kernel rotates before it
-    writes, and rounds once. On the path "quack", a kernel of quack 0.6 does so; it turns v by an angle of zero, so a
-    feature of v that is not finite makes its neighbour NaN.
+    On the path "pass", PyTorch computes y, and a second kernel rotates q and k in place, so a feature rounds to the
+    dtype of x twice: after the product and after the rotation. On the path "product", one fused kernel rotates before
+    it stores, and rounds once. The path "quack" is the fused kernel of quack 0.6, which rotates v by an angle of zero,
+    so a feature of v that is not finite makes its neighbour NaN.
 
     The product of K terms and a bias is within ``2 (K + 1) u`` of its exact value, times the sum of ``|x_i w_i|`` and
     ``|b|``, to first order in the unit roundoff u of float32. Both kernels compute the cosines and sines of frequencies
@@ -84,21 +84,21 @@ def qkv_rope(
         eps: a number of at least 0, added to the mean of the squares.
         seq_format: the order of the axes of q, k and v: ``"bshd"``, ``"sbhd"`` or ``"thd"``.
         path: ``"auto"``, ``"pass"``, ``"product"`` or ``"quack"``. With ``"auto"`` a call takes the path "product"
-            where measurements on its GPU found it to be faster (`ropelab.call.projection_paths`), else "pass", which
-            serves every call. The path "product" serves 16 bits on an H100 or H200: heads of 64, 128 or 256, one
-            weight, rows of whole 16 bytes, and pairs of halves only if all features rotate; no ``sbhd``, no tables for
-            each batch, no offsets in a tensor, and no call with a norm that autograd records. The path "quack" serves
-            frequencies, adjacent pairs and positions that count up, where quack is installed.
+            where measurements on its GPU found it faster (`ropelab.call.projection_paths`), else "pass", which supports
+            every call. The path "product" supports 16 bits on an H100 or H200, heads of 64, 128 or 256, one weight,
+            rows of whole 16 bytes, and pairs of halves if all features rotate. It does not support ``sbhd``, tables for
+            each batch, offsets in a tensor, and a norm while autograd records. The path "quack" supports frequencies,
+            adjacent pairs and positions that count up, where quack is installed.
 
     Returns:
         ``(q, k, v)``, each with the axes of x but the last, then heads and D features: views of one contiguous tensor
-        ``[..., N]``. While autograd records a norm, q and k are tensors of their own. The results are differentiable in
-        x, weight, bias and the weights of the norms: any number of times without a norm, and once with a norm. Autograd
+        ``[..., N]``. With a norm, q and k are separate tensors during training. The results are differentiable in x,
+        weight, bias and the weights of the norms: any number of times without a norm, and once with a norm. Autograd
         keeps x and the weights and, with a norm, the product ``[..., N]``; it keeps no q and k without a norm.
 
     Raises:
         TypeError, ValueError: as `apply_rope` and `apply_qk_norm_rope`; the shapes, dtypes or devices of x, weight and
-            bias do not fit; a table requires grad; or ``path`` does not serve the call.
+            bias do not fit; a table requires grad; or ``path`` does not support the call.
     """
     if isinstance(x, Proxy):
         return recorded(qkv_rope, locals())
@@ -153,9 +153,9 @@ def qkv_rope_and_cache(
 ) -> torch.Tensor:
     """`qkv_rope` for inference with a paged cache: its k and v go into the caches.
 
-    On the path "product", one kernel writes q and the caches, and k and v are written nowhere else. It serves the calls
-    that it serves in `qkv_rope`, with caches in the dtype of x, no output but q, and no norm after the rotation.
-    Otherwise a product of PyTorch makes q, k and v, and `rope_and_cache` takes them in one pass.
+    On the path "product", one fused kernel writes q and both caches, and stores k and v nowhere else. It supports what
+    it supports in `qkv_rope`, with caches in the dtype of x, no output but q, and no norm after the rotation. Otherwise
+    PyTorch computes q, k and v, and `rope_and_cache` rotates and writes them.
 
     Args:
         x, weight, bias, q_heads, k_heads: as for `qkv_rope`.
@@ -174,9 +174,7 @@ def qkv_rope_and_cache(
         TypeError, ValueError, NotImplementedError: as `qkv_rope` and `rope_and_cache`.
     """
     if transformed():
-        raise NotImplementedError(
-            "qkv_rope_and_cache: expected no transform of torch.func and no forward mode, got one"
-        )
+        raise NotImplementedError("qkv_rope_and_cache: transforms of torch.func and forward mode are unsupported")
     given, (x, weights, biases) = x, _given(x, weight, bias)
     q_heads, k_heads = integer("q_heads", q_heads, at_least=1), integer("k_heads", k_heads, at_least=1)
     path = choice("path", path, PATHS[:3])

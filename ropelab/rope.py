@@ -93,8 +93,8 @@ def apply_rope(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Rotary position embedding of queries and keys, in one pass over their memory.
 
-    Each pair ``(x0, x1)`` of features of a token turns by the angle of the token's position. The position reads ``cos``
-    and ``sin`` of the pair from a row of the tables (see `ropelab.positions`)::
+    Each pair ``(x0, x1)`` of features of a token rotates by the angle of the token's position, whose ``cos`` and
+    ``sin`` stand in a row of the tables (see `ropelab.positions`)::
 
         y0 = x0 cos - x1 sin
         y1 = x1 cos + x0 sin
@@ -107,7 +107,7 @@ def apply_rope(
             ``[T, Hq, D]`` (``thd``); bfloat16, float16, float32 or float64; any strides.
         k: as ``q``, with any number of heads (GQA, MQA); or None.
         cos, sin: ``[P, R/2]`` or ``[1, P, R/2]``, or ``[B, P, R/2]`` with tables for each sequence; ``R <= D``. See
-            `rotary_table`. Row ``p`` serves the positions ``p`` and, with the sine negated, ``-p``.
+            `rotary_table`. Row ``p`` has the angles of position ``p`` and, with the sine negated, of ``-p``.
         frequencies: int64 ``[R/2, 3]`` in place of cos and sin, from `rotary_frequencies`. The kernel computes cosines
             and sines from the frequencies, at every position of int32: within an ulp of float32, of an angle that is
             within 2^-58 rad of the exact one. A context of millions of tokens then needs no large tables.

@@ -22,8 +22,8 @@ class Rope:
     """The rotation of a layer.
 
     Attributes:
-        inverse_frequencies: float64 ``[R/2]`` on the CPU, rad per position; a copy of the argument. A model that turns
-            pairs the other way (nanochat) has negative frequencies.
+        inverse_frequencies: float64 ``[R/2]`` on the CPU, rad per position; a copy of the argument. A model
+            that rotates the other way (nanochat) has negative frequencies.
         attention_factor: the positive factor of cos and sin.
         head_dim: the number of features of a head as `apply_rope` gets the head. DeepSeek's attention passes only the
             rotated part of a head, so ``R`` is all of ``head_dim`` there.
@@ -32,7 +32,7 @@ class Rope:
         axes: the axis of positions that each plane reads, where positions have several axes (M-RoPE, images); else
             None.
         max_seq_len: ``max_position_embeddings``, if the configuration has it; else None.
-        lengths: the lengths of sequences that these frequencies serve. `at_length` returns the rotation for another
+        lengths: the lengths of sequences for which these frequencies hold. `at_length` returns the rotation for another
             length.
         remake: makes the rotation for another length, as ``remake(seq_len=...)``; or None.
         inferred: maps each key that a configuration leaves open to the keys that its value was taken from, for example
@@ -132,7 +132,7 @@ class Rope:
             a row for each token, as `axial_tables` returns.
 
         Raises:
-            TypeError, ValueError: as `rotary_table` and `axial_tables`; or these frequencies do not serve ``seq_len``;
+            TypeError, ValueError: as `rotary_table` and `axial_tables`; or they do not hold for ``seq_len``;
                 or ``positions`` is given for a rotation without ``axes``.
         """
         seq_len = integer("seq_len", seq_len, at_least=0)
@@ -162,7 +162,7 @@ class Rope:
 
 @hinted
 def axial_rope(axes_dims: Sequence[int], base: float = 10000.0, *, layout: Layout = "interleaved") -> Rope:
-    """The rotation of images and video, where ``axes_dims[a]`` features turn by the position along axis ``a``.
+    """The rotation of images and video, where ``axes_dims[a]`` features rotate by the position along axis ``a``.
 
     Args:
         axes_dims: even numbers of features whose sum is ``head_dim``, for example ``(16, 56, 56)`` in Flux.

@@ -124,9 +124,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        raise NotImplementedError(
-            "qkv_rope: expected to be differentiated once where it has a norm, got a derivative of its gradient"
-        )
+        raise NotImplementedError("qkv_rope: second derivatives are unsupported for a call with a norm")
 
 
 def _of_product(qkv_grad, x, weights: Tensors, heads: Heads, needed) -> list[torch.Tensor | None]:

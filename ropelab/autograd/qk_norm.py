@@ -121,5 +121,5 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         raise NotImplementedError(
-            "apply_qk_norm_rope: expected to be differentiated once, got a derivative of its gradient"
+            "apply_qk_norm_rope: second derivatives are unsupported, except under transforms of torch.func"
         )

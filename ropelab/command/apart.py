@@ -1,4 +1,4 @@
-"""Hold a function, a model or a target to laws in a new process, and collect the findings."""
+"""Check a function, a model or a target in a new process, and collect the findings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ProcessEnd:
         stopped: why the run ended before the last law; empty if it did not.
         refused: why the function could not be called at all, for a reason outside of the function; empty if it could.
         about: the declaration, name by name.
-        laws: the names of the laws that the function is held to; empty if the run ended before the declaration.
-        of: the number of laws that it would be held to by default.
+        laws: the names of the laws that the function is checked against; empty if the run ended before the declaration.
+        of: the number of laws that it would be checked against by default.
         signature: the call of its convention.
         screen: `Screen.as_dict`; None for a right function, and if the run ended before it.
     """
@@ -67,7 +67,7 @@ def hold_apart(
     tell: Callable[[str, int, int], object] = lambda begun, held, asked: None,
     broke: Callable[[str], object] = lambda words: None,
 ) -> ProcessEnd:
-    """Import a function and hold it to laws, in a new process. The output of the function goes to stderr.
+    """Import a function and check it against the laws, in a new process. The output of the function goes to stderr.
 
     Args:
         target: ``"package.module:function"``.

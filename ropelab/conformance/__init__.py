@@ -1,7 +1,8 @@
 """Decide whether an implementation of rotary position embedding is right, and if not, by which call it is wrong.
 
-A function is held to laws: properties that every right rotation has. A function keeps a law or breaks it. A broken law
-comes with a counterexample. To check means, as everywhere in ropelab, to raise an error for an invalid argument.
+A function is checked against laws: properties that every right rotation has. A function keeps a law or breaks it. A
+broken law comes with a counterexample. A function named ``check_...``, as everywhere in ropelab, raises an error for an
+invalid argument.
 
 Reading order:
 
@@ -12,12 +13,12 @@ Reading order:
 - `subject`: a function that takes cases, next to the exact results.
 - `law`, `laws/`: the laws.
 - `declared`: the claims about a function, checked.
-- `verify`: holds a function to laws. `where` describes wrong elements.
+- `verify`: checks a function against laws. `where` describes wrong elements.
 - `result`, `words`, `report`: the outcome of one law, a broken law in words, the outcome of all laws, which
   `ropelab.command` writes; ``report.schema.json`` describes the report as JSON.
 - `cache/`: the same for operators that rotate and write a paged cache: cases, conventions, laws.
 - `angles`: recovers positions and frequencies from measured cosines and sines, for `models/` and `configuration/`.
-- `configuration/`: holds frequencies, tables or a rotation to the configuration of a model.
+- `configuration/`: checks frequencies, tables or a rotation against the configuration of a model.
 - `testing`: the laws as a test for pytest.
 - `child`: the tasks of the command ``ropelab``, which runs the function in a new process.
 """

@@ -104,7 +104,7 @@ def main(folder: str) -> None:
 
 
 def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
-    """Import a function, and hold it to laws; the arguments are those of `hold_apart`."""
+    """Import a function, and check it against the laws; the arguments are those of `hold_apart`."""
     device = declared.get("device", "cpu")
     if (convention := declared["convention"]) is not None:
         declaration = _declared(declared, convention)
@@ -152,7 +152,7 @@ def _guessed(function: Any) -> str:
 
 
 def hold_model(notes: Notes, target: str) -> None:
-    """Import or make a model, and hold it to laws.
+    """Import or make a model, and check it against the laws.
 
     Args:
         notes: the notes for the parent.
@@ -197,7 +197,7 @@ def hold_model(notes: Notes, target: str) -> None:
 
 
 def hold_config(notes: Notes, configs: list[str], against: str, layer_type: str | None) -> None:
-    """Import or read a target, and hold it to configurations.
+    """Import or read a target, and check it against configurations.
 
     Args:
         notes: the notes for the parent.

@@ -35,7 +35,7 @@ class Declaration:
 
     Attributes:
         convention: how the function is called, a name of ``CONVENTIONS`` or ``CACHE_CONVENTIONS``.
-        laws: the laws that the function is held to.
+        laws: the laws that the function is checked against.
         sizes: the extents of most cases; cases of some laws have fewer heads.
         about: the claims for the report, name by name.
         claims: the claims as fields of `Subject`.
@@ -105,7 +105,7 @@ def declare(
         convention: how the function is called, a name of ``CONVENTIONS``, or of ``CACHE_CONVENTIONS`` for an operator
             that writes a paged cache.
         layout: ``"split_half"`` or ``"interleaved"``; by default the first layout of the convention.
-        laws: the names of the laws that the function is held to; by default all laws that are not opt-in.
+        laws: the names of the laws that the function is checked against; by default all laws that are not opt-in.
         skip: the names of laws to leave out.
         out_layout: the layout of the result, by default ``layout``.
         seq_format: the order of the axes, where the convention leaves a choice.

@@ -18,7 +18,7 @@ from ropelab.kernels import NO_POSITION
 
 @dataclass(frozen=True)
 class Implementation:
-    """A function under test, and the claims that the laws hold it to.
+    """A function under test, and the claims that the laws check.
 
     Attributes:
         function: the function, class or module, as its author wrote it.

@@ -78,7 +78,7 @@ class Law:
         statement: the law in one sentence.
         latex: the law as a formula, without dollar signs.
         compare: the code of the law.
-        by_default: whether functions are held to the law unless the caller names other laws.
+        by_default: whether functions are checked against the law unless the caller names other laws.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Hold a function to laws, and look for the smallest input that breaks a law."""
+"""Check a function against laws, and look for the smallest input that breaks a law."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TAKES_SIZES = "if it takes certain sizes only, --head-dim, --rotary-dim, --q-hea
 
 
 def verify(function: Callable[..., Any], convention: str, *, shrink: bool = True, **declared) -> Report:
-    """Hold ``function`` to the laws of rotary position embedding, in this process.
+    """Check ``function`` against the laws of rotary position embedding, in this process.
 
     The command ``ropelab verify`` does the same in a new process, so that a function may crash it or keep it busy.
 
@@ -52,7 +52,7 @@ def verify(function: Callable[..., Any], convention: str, *, shrink: bool = True
             may raise NotImplementedError for a call that it does not offer.
         convention: how the function is called, a name of ``CONVENTIONS`` or ``CACHE_CONVENTIONS``.
         shrink: look for a smaller counterexample if a law does not hold.
-        declared: the claims that the laws hold the function to: the other arguments of `declare`.
+        declared: the claims that the laws check: the other arguments of `declare`.
 
     Returns:
         A report with ``verdict``, ``passed``, ``failed`` and ``raise_if_failed()``.
@@ -93,7 +93,7 @@ def judge(
     found: Callable[[Result], object] = lambda result: None,
     target: str = "",
 ) -> Report:
-    """Hold a function to the laws of a declaration.
+    """Check a function against the laws of a declaration.
 
     Args:
         function, shrink: as for `verify`.
@@ -169,7 +169,7 @@ def hold(
     *,
     strict: bool = True,
 ) -> Result:
-    """Hold a function to one law and, if the law does not hold, look for the smallest sizes that break it.
+    """Check a function against one law and, if the law does not hold, look for the smallest sizes that break it.
 
     Args:
         law: the law.

@@ -1,8 +1,8 @@
 """Ask a function again what a law asked it: the very calls of the law, with other numbers.
 
-A law draws the numbers of its calls from its subject. A subject that draws others, and is held to the same law, makes
-the same calls in the same order, strides, state and settings of torch included. So the linear map that a call applies
-can be measured, whatever the law had to arrange for the call.
+A law draws the numbers of its calls from its subject. A subject that draws others, and is checked against the same law,
+makes the same calls in the same order, strides, state and settings of torch included. So the linear map that a call
+applies can be measured, whatever the law had to arrange for the call.
 """
 
 from __future__ import annotations

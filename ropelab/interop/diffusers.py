@@ -122,7 +122,7 @@ def unpatch(model: torch.nn.Module) -> None:
 
 
 def is_patched(model: torch.nn.Module) -> bool:
-    """Whether a model rotates with the kernel, by a patch of its own or of another model with the same functions."""
+    """Whether a model rotates with the kernel, by its own patch or that of another model with the same functions."""
     check_model(model)
     functions = (function for _, function in rotation_functions(model))
     return any(map(rotation_of, functions)) or any(is_replaced(kind, "__call__") for kind in _processors(model))

@@ -1,7 +1,7 @@
 """TransformerEngine's functions: angles instead of tables, packed sequences, context parallelism, qkv.
 
 The contract comes from ``transformer_engine/pytorch/attention/rope.py`` of TransformerEngine 2.18 and 2.20, with the
-fused path. ``test_gpu_real_te.py`` holds the functions to the kernels of both versions. These functions differ
+fused path. ``test_gpu_real_te.py`` compares the functions with the kernels of both versions. These functions differ
 from TransformerEngine's functions:
 
 - Rows past ``cu_seqlens[-1]`` and their gradients are zeros. TransformerEngine leaves such rows as they were allocated.

@@ -24,8 +24,8 @@ From token to position
 
 From position to row
     Position ``p`` reads row ``|p|``, in the tables of its own batch where tables have a batch axis. For ``p < 0`` the
-    sine is negated, so the token turns the other way. Tables of ``P < 2**31`` rows serve the positions ``-P < p < P``.
-    Frequencies in place of tables need no row and serve ``-2**31 + 1 < p < 2**31``. Positions of int64 are never
+    sine is negated, so the token rotates the other way. Tables of ``P < 2**31`` rows have the positions ``-P < p < P``.
+    Frequencies in place of tables need no row and have ``-2**31 + 1 < p < 2**31``. Positions of int64 are never
     narrowed to int32.
 
 Positions without a row

@@ -111,7 +111,7 @@ def test_gradients_of_autograd_are_those_of_torch_func(operator, where, layout, 
             (first,) = torch.autograd.grad(
                 sum((y**2).sum() for y in results(operator, of_one)), values[i], create_graph=True
             )
-            with pytest.raises(NotImplementedError, match="expected to be differentiated once"):
+            with pytest.raises(NotImplementedError, match="second derivatives are unsupported"):
                 first.sum().backward()
     if not spec.once:
         plain = [x.detach().requires_grad_() for x in values]

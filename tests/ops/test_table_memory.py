@@ -89,7 +89,7 @@ def test_transforms_of_a_call_that_writes_are_refused_by_name(torch_backend, ope
 
         transforms = [torch.func.grad(function), tangent] * (x.is_floating_point() and x.itemsize > 1)
         for transform, given in ((torch.func.vmap(function), x[None].clone()), *((t, x.clone()) for t in transforms)):
-            with pytest.raises((NotImplementedError, ValueError), match=r"^\w+: expected"):
+            with pytest.raises((NotImplementedError, ValueError), match=r"^\w+: (expected|transforms of torch.func)"):
                 transform(given)
 
 

@@ -68,7 +68,7 @@ MEANT = {
         "BERT, GPT-2 and T5 do not rotate",
     ),
     "no CUDA": (
-        lambda: ropelab.rotary_table(8, 16, device=f"cuda:{torch.cuda.device_count()}"), "can be used, got 'cuda:",
+        lambda: ropelab.rotary_table(8, 16, device=f"cuda:{torch.cuda.device_count()}"), "is available, got 'cuda:",
     ),
 }  # fmt: skip
 

@@ -173,7 +173,7 @@ class FusedQKNormRopeCache(CacheConvention):
 class FusedQKNormRope(CacheConvention):
     """The convention of vLLM's ``fused_qk_norm_rope``: q and k of a packed qkv, in place, and no cache.
 
-    The rows of k and v are held to the laws as if they were rows of caches. Source of the signature: vLLM 0.24.0,
+    The laws check the rows of k and v as if they were rows of caches. Source of the signature: vLLM 0.24.0,
     ``vllm/_custom_ops.py``.
     """
 

@@ -59,7 +59,7 @@ class ConfigReport:
     """The outcome of a comparison with a configuration.
 
     Attributes:
-        target: what was held to the configuration.
+        target: what was compared with the configuration.
         findings: the keys that are read wrongly.
         compared: what was compared, in words, for each type of layers.
         not_compared: what the target does not show.

@@ -1,4 +1,4 @@
-"""Hold a model to the laws of the attention around a rotation.
+"""Check a model against the laws of the attention around a rotation.
 
 The model runs in float64. All differences are the largest differences between elements of its first result, and the
 results are divided by the largest element. Two runs of a right model differ by rounding alone. `Noise` bounds the
@@ -28,7 +28,7 @@ FLOAT32_UNIT = 2.0**-24
 
 
 class NotOffered(Exception):
-    """An error that says why a model cannot be held to a law."""
+    """An error that says why a law does not apply to a model."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Noise:
 
 
 def hold_attention(tiny: TinyModel) -> list[ModelResult]:
-    """Hold a model that takes tokens to all laws of this file; the model is in float64 afterwards."""
+    """Check a model that takes tokens against all laws of this file; the model is in float64 afterwards."""
     with torch.no_grad():
         tiny = tiny.double()
         try:

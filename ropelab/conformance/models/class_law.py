@@ -82,7 +82,7 @@ def turns(tiny: TinyModel) -> bool:
 
 
 def turns_as_its_class(tiny: TinyModel) -> ModelResult:
-    """Hold a model in float64 to `STATEMENT`; equal scores for equal weights prove it.
+    """Check a model in float64 against `STATEMENT`; equal scores for equal weights prove it.
 
     Scores that differ without a rotation as well are no evidence while the same features turn: the law does not apply.
     """

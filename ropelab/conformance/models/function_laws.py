@@ -1,4 +1,4 @@
-"""Hold the function of a model that rotates to the laws of `ropelab verify`."""
+"""Check the function of a model that rotates against the laws of `ropelab verify`."""
 
 from __future__ import annotations
 

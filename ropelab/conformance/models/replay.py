@@ -1,4 +1,4 @@
-"""Hold a rotation that was seen in a model to the laws, by calling it again with other tensors.
+"""Check a rotation that was seen in a model, by calling it again with other tensors.
 
 A method, a function inside of a function, or a function with parameters of its own follows no known convention. The
 values of its arguments in one call say what they are: tensors that rotate, cosines, sines, angles or positions.
@@ -27,7 +27,7 @@ from ropelab.layout.pairing import LAYOUTS, join
 NEAR = 1e-4
 """Measured cosines agree with an argument if they differ by less. Models compute them in float32."""
 NOT_ASKED = ("empty", "bad_input", "compile", "token_counts", "second_order")
-"""Laws that a part of a model is not held to: a model always has tokens, and checks its own arguments."""
+"""Laws that do not apply to a part of a model: a model always has tokens, and checks its own arguments."""
 ORDERS = {(4, 1): "bshd", (4, 2): "bhsd", (4, 0): "sbhd", (3, 0): "shd", (3, 1): "hsd"}
 """(number of axes, number of the axis of the tokens) -> the axes."""
 

@@ -1,4 +1,4 @@
-"""Hold a whole model to laws: the function that rotates, and the attention around it."""
+"""Check a whole model against laws: the function that rotates, and the attention around it."""
 
 from __future__ import annotations
 
@@ -121,13 +121,13 @@ def verify_model(
     *,
     laws_of: Callable[[Traced], FunctionReport] | None = None,
 ) -> ModelReport:
-    """Find the functions that rotate in a model, and hold them and the attention around them to laws.
+    """Find the functions that rotate in a model, and check them and the attention around them.
 
     Args:
         model: the name of an architecture of Transformers (``"llama"``), of which a tiny random model is made; or a
             model. A model is copied, and the copy runs on the CPU in float64: small models only.
         inputs: the keyword arguments of a call of the model; by default two sequences of nine random tokens.
-        laws_of: holds a function to its laws; by default `ropelab.conformance.verify` does.
+        laws_of: checks a function against its laws; by default `ropelab.conformance.verify` does.
 
     Raises:
         TypeError: ``model`` is neither a name nor a model.
@@ -179,7 +179,7 @@ def disagreement(found: list[Traced]) -> str:
 
 
 def function_report(traced: Traced) -> FunctionReport:
-    """Hold a function that was traced to the laws of `ropelab verify`."""
+    """Check a traced function against the laws of `ropelab verify`."""
     known = FunctionReport(
         traced.name, "", traced.layout, traced.out_layout, "", traced.rotary_dim, traced.head_dim, traced.factor,
         "not judged",
@@ -200,7 +200,7 @@ def function_report(traced: Traced) -> FunctionReport:
 
 
 def _replayed(known: FunctionReport, traced: Traced) -> FunctionReport:
-    """Hold a function that follows no known convention to the laws, by calls like its first in the model."""
+    """Check a function without a known convention against the laws, by calls like its first in the model."""
     try:
         found = replay(traced)
         reports = dict(found.reports())

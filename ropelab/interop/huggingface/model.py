@@ -51,8 +51,8 @@ def patch(model: torch.nn.Module, *, qk_norm: bool = False, projection: bool = F
     once for each reason.
 
     A function that several patches replaced stays so until all of them are undone, or `unpatch` was called for the
-    models. A deep copy of a patched model has the new layers, with weights of its own; with ``projection=True`` a copy
-    keeps its own projections until it is patched, too. What pickle loads has the layers of Transformers.
+    models. A deep copy of a patched model has the new layers and separate weights; with ``projection=True`` a copy
+    keeps its own projections until it is patched, too. A pickled model has the layers of Transformers.
 
     Raises:
         TypeError: ``model`` is not a module, or ``qk_norm`` or ``projection`` is not a bool.
@@ -100,7 +100,7 @@ def unpatch(model: torch.nn.Module) -> None:
 
 
 def is_patched(model: torch.nn.Module) -> bool:
-    """Whether a model rotates with the kernel, by a patch of its own or of another model of the architecture."""
+    """Whether a model rotates with the kernel, by its own patch or that of another model of the architecture."""
     check_model(model)
     functions = (function for _, function in rotation_functions(model))
     return any(map(rotation_of, functions)) or any(map(is_own, model.modules()))

@@ -220,7 +220,7 @@ def axes_of(rotation: Any) -> tuple[int, ...] | None:
 
 
 def check_rotation(rotation: Any, head_size: int) -> None:
-    """Refuse a rotation that reads anything but its tables, and hold it to `apply_rope` for a few tokens.
+    """Refuse a rotation that reads anything but its tables, and compare it with `apply_rope` for a few tokens.
 
     Raises:
         Unlike: its class rotates in its own way, or its results are others.
@@ -237,7 +237,7 @@ def check_rotation(rotation: Any, head_size: int) -> None:
         alike = False
     table = getattr(rotation, "cos_sin_cache", None)
     if not alike or table is None or table.ndim != 2:
-        raise Unlike(f"its rotation {kind.__name__} has a way of its own")
+        raise Unlike(f"its rotation {kind.__name__} has its own formula")
     if vars(rotation).get("agrees_of_ropelab"):
         return
     axes = axes_of(rotation)
@@ -252,5 +252,5 @@ def check_rotation(rotation: Any, head_size: int) -> None:
     )  # fmt: skip
     # Both compute two products and a sum, rounded at most three times, and the terms are below 8.
     if not (theirs.reshape(q.shape).cpu() - ours).abs().max() <= 3 * 16 * torch.finfo(table.dtype).eps:
-        raise Unlike(f"its rotation {kind.__name__} gives other results than the one pass")
+        raise Unlike(f"its rotation {kind.__name__} gives other results than the kernel")
     rotation.agrees_of_ropelab = True
