@@ -1,5 +1,6 @@
 """The steps of the chapter that writes the kernel: each is right, has the bits of the library, and is what is timed."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -61,6 +62,21 @@ def test_a_position_without_a_row_gives_nan():
     for name in ("6 positions", "6 positions, heads first", "7 in order"):
         y = STEPS[name](inputs)
         assert y[2:4].isnan().all() and torch.equal(y[:2], expected[:2]), name
+
+
+@interpreted
+def test_what_the_chapter_asks_to_change_has_its_effect(tmp_path):
+    """The first kernel with the other sign turns back, and is no longer the library's forward."""
+    notebook = json.loads(step.CHAPTER.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        lines = "".join(cell["source"])
+        cell["source"] = lines.replace("x0 * c - x1 * s", "x0 * c + x1 * s").replace(
+            "x1 * c + x0 * s", "x1 * c - x0 * s"
+        )
+    (tmp_path / "edited.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+    edited = step.cells(tmp_path / "edited.ipynb")[1]
+    assert edited.name == "1 one head" and "elements are others" in chapter.outcome(edited)
+    assert "every bit" in chapter.outcome(replace(edited, inverse=True))
 
 
 def test_an_argument_that_is_not_there_is_named():

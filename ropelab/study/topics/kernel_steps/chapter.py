@@ -4,6 +4,7 @@ import inspect
 import textwrap
 from collections.abc import Sequence
 from functools import cached_property
+from math import isnan
 from typing import Any
 
 import pandas as pd
@@ -15,10 +16,10 @@ from ropelab.bench import records
 from ropelab.bench.rows import timed
 from ropelab.kernels import INTERPRETED
 from ropelab.study.engine.record_links import show_records
-from ropelab.study.engine.words import value_range
-from ropelab.study.plots import drawing, gpus
+from ropelab.study.engine.words import listed
+from ropelab.study.plots import drawing
 from ropelab.study.topics.kernel_steps import figures, machine_code, predicted, threads
-from ropelab.study.topics.kernel_steps.step import STEPS, TILES, Step, library_tile
+from ropelab.study.topics.kernel_steps.step import STEPS, Step
 from ropelab.study.topics.kernel_steps.step import step as make_step
 from ropelab.study.topics.kernel_steps.timed import COPY, LIBRARY_AS, RECORD, Case, beside_copy
 
@@ -36,7 +37,7 @@ class Judge:
     """Judge kernels for one shape in bfloat16: call it with a kernel, its grid and its constants.
 
     Args:
-        where: the records. The GPU whose record has most of the steps is the GPU of the chapter.
+        where: the records. Of several GPUs the one whose record has most of the steps is the GPU of the chapter.
         case: the shape for which a kernel is compiled and timed.
         brief: show a line in place of the table, the stores alone and no bars.
     """
@@ -66,7 +67,7 @@ class Judge:
                 Markdown(f"On this {torch.cuda.get_device_name()}: **{took:.1f} µs**, {copy / took:.2f} of a copy.")
             )
         if not self.brief:
-            display(self.table([judged.name]).set_index("step").T.style)
+            display(self.table(self._with_step_before(judged.name)).set_index("step").T.rename_axis(columns=None).style)
         elif found:
             made = (
                 "For an H100: {instructions} instructions, {registers} registers, at most {store_bytes} bytes a store."
@@ -88,7 +89,7 @@ class Judge:
     @cached_property
     def record(self) -> records.Record:
         """The record of the GPU of the chapter."""
-        found = records.of_each_gpu(RECORD, self.where if self.where.gpu != records.REFERENCE else self.where.directory)
+        found = records.of_each_gpu(RECORD, self.where)
         return max(found, key=lambda record: timed(record.frame).contender.isin(STEPS).sum())
 
     @cached_property
@@ -139,15 +140,24 @@ class Judge:
             registers = facts["registers"]
             row |= {
                 "programs": f"{facts['programs']:,}", "instructions": str(facts["instructions"]),
-                "registers": f"{registers} ({machine_code.occupancy(registers, facts['warps']):.0%} of the warps fit)",
+                "registers, warps that fit": f"{registers}, {machine_code.occupancy(registers, facts['warps']):.0%}",
                 "widest load, store": f"{facts['load_bytes']}, {facts['store_bytes']} bytes",
                 "loads before arithmetic": f"{facts['early_loads']} of {facts['loads']}",
             }  # fmt: skip
-        roofs = self.roofs(name)
-        row[f"roofs on an {self.gpu.name}, µs"] = ", ".join(f"{by} {us:.1f}" for by, us in roofs.items())
+        row |= {f"roof: {by}, µs": f"{us:.1f}" for by, us in self.roofs(name).items()}
         if name in self.times.index:
-            row["recorded, µs"] = f"{self.times.median_us[name]:.1f}"
+            row[f"{self.gpu.name}, µs"] = f"{self.times.median_us[name]:.1f}"
         return row
+
+    def _with_step_before(self, name: str) -> list[str]:
+        """The step and, if it was judged, the one before it in the chapter."""
+        order = [*STEPS]
+        before = (
+            [each for each in self._facts if each in order and order.index(each) < order.index(name)]
+            if name in order
+            else []
+        )
+        return [*before[-1:], name]
 
     def ladder(self, now: str = "") -> None:
         """Draw the bars of the steps up to ``now``, or of all; on a GPU the bars are those of this GPU."""
@@ -161,11 +171,19 @@ class Judge:
             roofs = self.roofs(name) if now or name in self._facts else {"bytes": float("nan")}
             by = max(roofs, key=roofs.__getitem__)
             rows.append((name, speed.get(name, float("nan")), copy / roofs[by], by))
-        title = f"{self.words}, beside a copy"
+        said = rows[-1][1]
+        title = (
+            f"{now}: {'not timed' if isnan(said) else f'{said:.2f} of a copy'}"
+            if now
+            else f"{self.words}, beside a copy"
+        )
         footer = "timed in this run" if self.here else self.record.footer
         display(figures.ladder(pd.DataFrame(rows, columns=["step", "speed", "roof", "by"]), title, footer, now))
         if not now:
-            show_records([RECORD], self.where)
+            show_records([RECORD], records.selection(self.where.directory, self.record.provenance["gpu"]["name"]))
+            if self.times.empty:
+                shapes = timed(self.record.frame)[["tokens", "heads", "head_dim"]].drop_duplicates().to_numpy().tolist()
+                display(Markdown(f"*The record has no times of {self.words}, but of {listed(map(tuple, shapes))}.*"))
 
     def _lies(self, judged: Step, facts: dict[str, Any]) -> None:
         """Draw the threads of a step on memory, unless they lie as those of the step before."""
@@ -182,47 +200,6 @@ class Judge:
             for same in drawn.values():
                 kinds = " and ".join(access.kind for access in same)
                 display(figures.lying(same[0], self.case.head_dim, _lying(same[0], kinds)))
-
-    def tiles(self) -> None:
-        """Draw the time of the library's kernel against the pairs that a thread holds, over the roofs."""
-        rows, roofs = [], []
-        for size in TILES:
-            tokens, heads, warps = size
-            name = library_tile(*size).name
-            if warps == 4 and name in self.times.index:
-                one, facts = self.times.loc[name], self.facts(name)
-                pairs = tokens * heads * self.case.head_dim // 2 / 128
-                share = machine_code.occupancy(facts["registers"], warps)
-                rows.append((pairs, one.median_us * one.low, one.median_us, one.median_us * one.high,
-                             facts["registers"], share))  # fmt: skip
-                roofs.append(pd.Series(self.roofs(name), name=pairs))
-        if not rows:
-            display(Markdown(f"*There is no figure: no times of {self.words}.*"))
-            return
-        points = pd.DataFrame(rows, columns=["pairs", "low", "median_us", "high", "registers", "occupancy"])
-        limits = pd.DataFrame(roofs)
-        title = f"{self.gpu.name}: {value_range(points.median_us, '.1f')} µs by the pairs of a thread"
-        display(figures.tiles(points, {name: limits[name] for name in limits}, title, self.record.footer))
-        show_records([RECORD], self.where)
-
-    def recorded(self) -> pd.DataFrame:
-        """The timed rows of the record, of all shapes."""
-        return timed(self.record.frame)
-
-    def other_shapes(self) -> pd.DataFrame:
-        """The fastest step of each shape of the record, and its part of a copy's speed."""
-        rows = self.recorded()
-        rows = rows[rows.contender.isin(STEPS)]
-        return rows.loc[
-            rows.groupby(["tokens", "heads", "head_dim"], sort=False).median_us.idxmin(),
-            ["tokens", "heads", "head_dim", "contender", "median_us", "fraction_of_copy"],
-        ]
-
-    def of_every_gpu(self) -> pd.DataFrame:
-        """The recorded microseconds of the shape: a row for each contender, a column for each GPU."""
-        rows = timed(gpus.together(RECORD, self.where.directory)[0])
-        same = (rows[["tokens", "heads", "head_dim"]] == [*self.shape]).all(axis=1)
-        return rows[same].pivot_table(index="contender", columns="gpu", values="median_us", sort=False)
 
 
 def outcome(judged: Step) -> str:
@@ -248,7 +225,7 @@ def _lying(access: threads.Access, kinds: str) -> str:
     places = access.place[access.first] * access.itemsize
     sectors, moved = len({*(places // threads.SECTOR).tolist()}), len(places) * access.itemsize
     part = moved / (sectors * threads.SECTOR)
-    return f"One {kinds} of a warp: {moved} bytes, {'all' if part == 1 else f'{part:.3g}'} of {sectors} sectors"
+    return f"One {kinds} of a warp: {moved} bytes, {'all' if part == 1 else f'{100 * part:g}%'} of {sectors} sectors"
 
 
 def fenced(text: str, language: str = "python") -> str:

@@ -1,12 +1,11 @@
 """Draw the steps: which thread touches which memory, how close a step comes to a copy, and how the tile decides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ropelab.study.plots import marks, ticks
@@ -113,22 +112,20 @@ _END, _NEAR, _INSIDE = 1.12, 0.8, 0.2
 _TEXT = {"textcoords": "offset points", "va": "center", "size": 8}
 
 
-def tiles(points: pd.DataFrame, roofs: Mapping[str, pd.Series], title: str, footer: str) -> Figure:
+def tiles(points: pd.DataFrame, title: str, footer: str) -> Figure:
     """The time of programs against the pairs that a thread holds, over the roofs, with registers and occupancy.
 
     Args:
-        points: columns pairs, low, median_us, high, registers and occupancy.
-        roofs: the name of a roof -> its microseconds by the pairs of a thread.
+        points: columns pairs, median_us, low and high (over the median), registers, occupancy, and the roofs.
     """
     panels = grid(1, 1, (6.2, 3.4), title, footer)
-    ax: Axes = panels.axes[0, 0]
-    for number, (name, roof) in enumerate(roofs.items()):
-        ax.plot(roof.index, roof, color=COLORBLIND[(2, 3, 4, 5)[number]], linestyle=("-", "--", ":", "-.")[number],
-                linewidth=1.4, label=f"roof: {name}")  # fmt: skip
-    spread = [points.median_us - points.low, points.high - points.median_us]
-    ax.errorbar(points.pairs, points.median_us, yerr=spread, fmt="o", color=COLORBLIND[0], capsize=2, label="measured")
+    ax = panels.axes[0, 0]
+    for name, place, style in ("bytes", 2, "-"), ("instructions", 3, "--"), ("starts", 4, ":"), ("waits", 5, "-."):
+        ax.plot(points.pairs, points[name], style, color=COLORBLIND[place], linewidth=1.4, label=f"roof: {name}")
+    spread = [(1 - points.low) * points.median_us, (points.high - 1) * points.median_us]
+    ax.errorbar(points.pairs, points.median_us, spread, fmt="o", color=COLORBLIND[0], capsize=2, label="measured")
     ax.set_xscale("log", base=2)
     texts = {one.pairs: f"{one.pairs:g}\n{one.registers}\n{one.occupancy:.0%}" for one in points.itertuples()}
     ticks.at(ax.xaxis, points.pairs, texts.__getitem__)
-    ax.set_ylim(0, 1.1 * points.high.max())
+    ax.set_ylim(bottom=0)
     return panels.finish("pairs a thread, its registers, the part of the warps that fit", "microseconds", legend=3)
