@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("IPython")
 
 from ropelab.bench.projection_law import Machine  # noqa: E402
+from ropelab.bench.records import Record  # noqa: E402
 from tests.site.cells import run  # noqa: E402
 
 
@@ -91,3 +92,27 @@ def test_a_traced_llama_gets_a_mask_and_an_eager_one_does_not(monkeypatch):
     masks = run(monkeypatch, "10", "picture", "share-code", "times", "compiled-code").masks
     assert masks[False, "compiled"] is not None
     assert masks[False, "eager"] is masks[True, "eager"] is masks[True, "compiled"] is None
+
+
+def test_no_call_beats_the_roof(monkeypatch):
+    """The law of the chapter: a copy of the same bytes bounds every call, up to what no copy can tell."""
+    calls = run(monkeypatch, "05", "picture").calls
+    assert calls.fraction_of_limit.max() < 1.1 and (calls.fraction_of_limit > 1.05).mean() < 0.01
+
+
+def test_the_calls_of_a_model_are_listed_with_their_facts(monkeypatch):
+    named = run(monkeypatch, "05", "picture", "model-table", model="phi-2").named
+    assert set(named.model) == {"microsoft/phi-2"} and named.fraction_of_limit.is_monotonic_decreasing
+    assert run(monkeypatch, "05", "picture", "model-table", model="no such model").named.empty
+
+
+@pytest.mark.parametrize("lacking", ["liger", "hf_compiled", "flash_attn"])
+def test_chapter_05_reads_a_record_without_a_peer(monkeypatch, lacking):
+    names = run(monkeypatch, "05")
+    less = {
+        name: Record(record.study, record.frame[record.frame.contender != lacking], record.provenance)
+        for name, record in (("speeds", names.speeds), ("heads", names.heads), ("contexts", names.contexts))
+    }
+    cells = "picture", "ridge", "heads-tables", "peer-figure", "lengths-figure"
+    said = run(monkeypatch, "05", *cells, instead=less).findings_shown
+    assert len(said) == 3 and not any("nan" in sentence for sentence in said)

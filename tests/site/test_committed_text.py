@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ropelab.bench import fetch_peers, records
-from ropelab.study.plots import gpus, registry
+from ropelab.study.plots import gpus
 from tests.environments import ROOT
 
 VERSIONS = "import torch, triton; torch.__version__ = triton.__version__ = '9.9.9'"
@@ -77,7 +77,7 @@ def invent_gpus(measurements: Path) -> None:
 
 @pytest.mark.process
 def test_other_packages_versions_and_gpus_are_at_hand(checkout):
-    """The texts stay as they are where nothing is at hand, and new GPUs have verdicts and a place in all figures."""
+    """The texts stay as they are where nothing is at hand, and new GPUs have verdicts and a place in all tables."""
     invent_packages(checkout / "build")
     invent_gpus(checkout / "data" / "measurements")
     found = rewritten(checkout, VERSIONS, ANOTHER_GPU)
@@ -86,6 +86,5 @@ def test_other_packages_versions_and_gpus_are_at_hand(checkout):
     new = [line.decode() for line in verdicts if line not in before]
     assert set(before) <= set(verdicts) and {line.split(",")[0] for line in new} == {*INVENTED}
 
-    figure = registry.draw("host_time", checkout / "data" / "measurements")
-    named = {text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))}
-    assert {"H100", "H200", *map(gpus.short, INVENTED.values())} <= named
+    together, _ = gpus.together("host", checkout / "data" / "measurements")
+    assert {"H100", "H200", *map(gpus.short, INVENTED.values())} == set(together.gpu)

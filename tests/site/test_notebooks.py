@@ -156,7 +156,7 @@ def test_records_are_linked_from_the_figures_drawn_from_them(notebook):
     """`shown.drawn` and `shown.figure` link to the records of a figure."""
     for cell in code_cells(notebook):
         drawn = re.search(r"\b(?:sns|plt)\.\w+plot|\.plot\(", cell.source)
-        assert not drawn or "shown.drawn(" in cell.source, f"cell {cell.id} shows a figure without its records"
+        assert not drawn or ".drawn(" in cell.source, f"cell {cell.id} shows a figure without its records"
         assert ".draw(" not in cell.source, f"cell {cell.id} draws without a link: registry.show has one"
         if re.search(r"display\(\w*figures\.\w+\(record\.frame", cell.source):
             assert "show_records(" in cell.source, f"cell {cell.id} has no link to the record"

@@ -3,8 +3,6 @@
 import pandas as pd
 import pytest
 
-from ropelab.bench.names import NO_GRAD
-from ropelab.study.engine.repeats import between_runs
 from ropelab.study.topics.performance import comparison, dense
 from tests.study.sentences import states
 
@@ -44,11 +42,7 @@ def test_numbers_in_tables():
     assert [comparison.number(value) for value in (1234.56, 3.4e-8, 7, "ran")] == ["1,235", "3.4e-08", "7", "ran"]
 
 
-def test_the_sentences_of_the_notebook_follow_the_record():
+def test_the_sentence_of_the_readme_follows_the_record():
     times = frame(ropelab=10.5, peer=10.0, slow_peer=21.0).assign(bar=0.95)
-    assert states(dense.copy_sentence(times), 0.95, 1, 1)
-    assert states(dense.copy_sentence(times.assign(bar=0.96)), 0, 0.952, 0.96)
+    assert states(dense.shortfall_sentence(times.assign(bar=0.96)), 1, 1, 0.952, 0.96)
     assert dense.below_their_bar(times).empty and len(dense.below_their_bar(times.assign(bar=0.96))) == 1
-    assert states(dense.peers_sentence(times), 1, 2, 5.0)
-    calls = frame(ropelab=9.0, ropelab_in_place=1.0, peer=20.0, other=30.0).assign(call=NO_GRAD)
-    assert states(dense.host_sentence(calls), 9, 20, 30, round(100 * between_runs("host", calls).max()))

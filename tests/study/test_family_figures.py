@@ -16,13 +16,11 @@ from ropelab.bench.peers import TRANSFORMER_ENGINE  # noqa: E402
 from ropelab.bench.workloads import DENSE_CELLS, DIRECTIONS, Workload  # noqa: E402
 from ropelab.layout.pairing import LAYOUTS  # noqa: E402
 from ropelab.study.plots import drawing
-from ropelab.study.plots.panels import said  # noqa: E402
 from ropelab.study.site import summary  # noqa: E402
-from ropelab.study.topics.performance import comparison, roofs  # noqa: E402
+from ropelab.study.topics.performance import comparison  # noqa: E402
 from ropelab.study.topics.performance import figures as family_figures  # noqa: E402
 from ropelab.study.topics.performance import findings as family_findings  # noqa: E402
 from ropelab.study.topics.performance.findings import MANY, ONE, READS_TWICE, SKEWED  # noqa: E402
-from tests.study.sentences import states  # noqa: E402
 
 SPEED = {
     "ropelab": 0.97, "ropelab in place": 0.98, "hf_eager": 0.07, "hf_compiled": 0.7, "complex": 0.1,
@@ -169,7 +167,7 @@ def test_figures_draw_without_packages_and_with_failures():
             table.loc[lost, "status"] = "failed: out of memory"
         fig = draw(*tables, "")
         told = any("out of memory" in text.get_text() for text in fig.texts)
-        assert told == (name != "formats"), name  # which shows ropelab alone
+        assert told, name
 
 
 def test_nothing_measured_is_no_success(tmp_path):
@@ -258,23 +256,9 @@ def test_rounding_lifts_nothing_over_a_bar(tables):
     bar = family_findings.format_bars(dense, tables["formats"])[0]
     assert (bar.number, bar.what, bar.verdict) == ("0.949", "of a copy in bshd", "missed in 1 of 32")
     assert bar.where == "1x4096 32/8 128, split_half, backward"
-    assert states(said(family_figures.formats(dense, tables["formats"])), 127, 128, 0.95)
     for value, at_least, text in ((0.95, True, "0.950"), (1.03, False, "1.030"), (1.03001, False, "1.031")):
         assert family_findings.toward_worse(value, at_least=at_least) == text
     assert [family_findings.toward_worse(value, at_least=False) for value in (0.0, 1024.0)] == ["0", "1,024"]
-
-
-def test_maps_and_roofs_have_the_numbers_of_the_data():
-    dense = Made(spread=0).dense()
-    frame = pd.concat([dense.assign(gpu=gpu) for gpu in ("A", "B")], ignore_index=True)
-    assert states(said(roofs.roofline(frame)), 0.97)
-    peers = frame[frame.contender.isin(("ropelab", "hf_eager"))].assign(median_us=2.0)
-    peers.loc[peers.contender == "ropelab", "median_us"] = 1.0
-    drawn = roofs.speedups(peers)
-    assert len(drawn.axes) == 2 and {text.get_text() for ax in drawn.axes for text in ax.texts} == {"2.00"}
-    dense.loc[dense[dense.contender == "liger"].index[:2], "status"] = "wrong: gradient has relative error 0.6"
-    drawn = roofs.roofline(dense.assign(gpu="A"))
-    assert any("Liger" in text.get_text() and "wrong" in text.get_text() for text in drawn.texts)
 
 
 def test_a_bar_covers_the_noise_around_every_value():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ropelab.bench.model_cells import MOST_TOKENS, Call, Cell, cells, on_meta, smaller
-from ropelab.bench.model_shapes import MODELS, SHAPES, Model, halves
+from ropelab.bench.model_shapes import MODELS, SHAPES, Model
 from ropelab.bench.rows import NotMeasured
 from ropelab.bench.workloads import Workload
 from ropelab.kernels import HAS_TRITON, INTERPRETED
@@ -170,9 +170,6 @@ def test_causes_have_the_median_of_the_calls_with_each_fact():
     assert large[judge.NARROW] == pytest.approx(10 * 33 / 32 / 20) and large[judge.NOTHING] == pytest.approx(33 / 33.6)
     assert few[judge.NOTHING] == pytest.approx(0.8) and few[judge.SPILLS] == pytest.approx(10 / 10.5)
     assert found[f"{judge.SIZES[0]}: calls"][judge.EVERY] == 2
-    assert states(said := dense.causes_sentence(found), 0.982, 0.52) and not states(said, 10, 0.80)
-    many = dense.causes_sentence(judge.causes(pd.concat(calls * 10, ignore_index=True)))
-    assert states(many, 10, 0.80)  # a median of two calls is none of many
 
 
 def test_few_tokens_without_tables_have_their_own_price():
@@ -201,17 +198,9 @@ def test_regret():
     assert (row.tiles, row.regret) == (3, pytest.approx(0.1))
 
 
-def test_the_sentences_count_the_calls_and_the_losses():
+def test_the_sentence_of_the_readme_counts_the_calls():
     slow, fast = record(median_us=11.0, tile="t"), record(median_us=10.0, tile="t")
     small = record(bytes=1e6, head_bytes=1e6, necessary_bytes=1e6, copy_us=2.0, median_us=2.1, tile="t")
     both = [slow, fast, small, record(contender="vllm", median_us=9.0)]
     frame = pd.concat(both, ignore_index=True).assign(cell=["a", "b", "c", "a"], batch=2, seq_len=[2048, 9, 1, 2048])
-    said = dense.heads_sentences(frame)
-    assert states(said[0], 3, 0.952, 0) and states(said[1], 1, 2) and states(said[2], 1, 1)
-    assert states(said[3], 100, 0) and states(said[-1], 1, 1, 1.22)
-
-    fit, held_out = halves()
-    regrets = pd.DataFrame({"model": [next(iter(fit)), next(iter(held_out)), next(iter(held_out))],
-                            "regret": [0.02, 0.0, 0.1]})  # fmt: skip
-    said = dense.regret_sentences(regrets)
-    assert states(said[0], 2.0, 1) and states(said[1], 5.0, 10.0, 2)
+    assert states(dense.drawn_sentence(frame), 3, 0.952, 0)

@@ -253,10 +253,10 @@ def test_senseless_times_are_not_recorded(tmp_path, monkeypatch):
 @without_a_gpu
 def test_a_bad_record_stops_no_other_figure(copy, tmp_path, monkeypatch):
     rewrite(copy, "te_layer", first_time(-1.0), signed=True)
-    chosen = {name: figures.all_figures()[name] for name in ("te_layer", "te_skew", "host_time")}
+    chosen = {name: figures.all_figures()[name] for name in ("te_layer", "te_skew", "qk_norm")}
     monkeypatch.setattr(figures, "all_figures", lambda: chosen)
     files, missing = figures.draw_all(tmp_path / "figures", copy.parent)
-    assert {file.stem for file in files} == {"te_skew", "host_time"}
+    assert {file.stem for file in files} == {"te_skew", "qk_norm"}
     (line,) = missing
     assert line.startswith("te_layer: ") and "nvidia-h200/te_layer.csv: column median_us" in line
     rewrite(copy, "host", lambda frame: frame.iloc[:3], signed=False)

@@ -32,6 +32,15 @@ def positive_numbers(**given: object) -> None:
             raise ValueError(f"{name}: expected a number above 0, got {value}")
 
 
+def words(**given: object) -> None:
+    """Check that each value is a text with a letter in it."""
+    for name, value in given.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{name}: expected a word, got {value!r}")
+        if not value.strip():
+            raise ValueError(f"{name}: expected a word, got an empty one")
+
+
 def lists(check: Callable[..., None], length: int | None = None, /, **given: object) -> None:
     """Check that each value is a list of ``length`` items (default: one or more), and ``check(name=item)`` each."""
     for name, value in given.items():

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -95,6 +96,13 @@ def cells(ax: Axes, table: pd.DataFrame, texts=True, *, cmap: str, labels: float
     ax.set(xlabel="", ylabel="")
     ax.tick_params(length=0, rotation=0, labelsize=labels)
     ax.grid(False)
+
+
+def map_of(table: pd.DataFrame, texts, *, cmap: str, size: tuple[float, float] = (7, 3.4), **limits) -> Axes:
+    """`cells` in a figure of its own, of ``size`` inches."""
+    _, ax = plt.subplots(figsize=size)
+    cells(ax, table, texts, cmap=cmap, **limits)
+    return ax
 
 
 def band(ax: Axes, place: pd.Series, limits: pd.Series, reach: float) -> None:

@@ -11,48 +11,17 @@ from matplotlib.figure import Figure
 
 from ropelab.study.plots import drawing, marks
 from ropelab.study.plots.looks import CONTENDERS
-from ropelab.study.plots.panels import CELLS, LAYOUT, facet, grid
+from ropelab.study.plots.panels import LAYOUT, facet
 from ropelab.study.topics.performance import findings as family_findings
 from ropelab.study.topics.performance.comparison import OURS
-from ropelab.study.topics.performance.dense import formats_sentence
 from ropelab.study.topics.performance.findings import (
-    FORMATS,
-    LEAST_OF_COPY,
     LEAST_OF_COPY_NORM,
     LEAST_OVER_COMPILED,
-    toward_worse,
 )
 
 # A pass over q and k reads and writes q and k once. The backward of a norm reads the input and the cotangent and writes
 # the gradient: three tensors, where a copy moves two. Forward and backward together move five.
 _CEILINGS = {"forward": 1, "backward": 2 / 3, "forward and backward": 2 / 5}
-
-
-def formats(dense: pd.DataFrame, others: pd.DataFrame, footer: str = "") -> Figure:
-    """The smallest fraction of the copy in every format and cell, over layouts and directions: a map for each GPU."""
-    frame = family_findings.in_all_formats(drawing.noisy("dense", dense), drawing.noisy("formats", others))
-    ours = frame[frame.contender == OURS].assign(reach=lambda rows: rows.fraction_of_copy / rows.low)
-    table = ours.pivot_table(index=["gpu", "cell"], columns="format", aggfunc="min", sort=False,
-                             values=["fraction_of_copy", "reach"])  # fmt: skip
-    gpus = table.index.unique("gpu")
-    title = drawing.title(formats_sentence, dense, others)
-    title += ". The map has the slowest call of each format and cell; noise: below the bar by less than two runs differ"
-    size = (4.4, 0.4 * ours.cell.nunique() + 1.0)
-    panels = grid(1, len(gpus), size, title, footer, sharey=True)
-    for ax, gpu in zip(panels.axes[0], gpus, strict=True):
-        names = [name for name in FORMATS if name in table.fraction_of_copy]
-        worst, reach = (table.loc[gpu][value][names] for value in ("fraction_of_copy", "reach"))
-
-        texts = worst.apply(lambda column, reach=reach: list(map(_beside_the_bar, column, reach[column.name])))
-        marks.cells(ax, worst - LEAST_OF_COPY, texts, cmap="PuOr_r", vmin=-0.06, vmax=0.06)
-        ax.set_title(gpu, loc="left")
-    return panels.finish("", CELLS, untimed=pd.concat([dense, others]).query("contender == @OURS"))
-
-
-def _beside_the_bar(value: float, reach: float) -> str:
-    """A fraction of a copy, with "noise" or "below" if it misses the bar; ``reach`` is the most that noise allows."""
-    missed = "" if value >= LEAST_OF_COPY else "\nnoise" if reach >= LEAST_OF_COPY else "\nbelow"
-    return toward_worse(value, at_least=True) + missed
 
 
 def qk_norm(frame: pd.DataFrame, footer: str = "") -> Figure:
@@ -94,7 +63,6 @@ def _qk_norm_bar(step: str, panel: pd.DataFrame) -> pd.Series | None:
 
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
-    "formats": (("dense", "formats"), formats),
     "qk_norm": (("qk_norm",), qk_norm),
 }
 """The name of a figure -> the studies, and the function that draws their tables with a footer."""
