@@ -55,6 +55,8 @@ def backend(operation: str, x: torch.Tensor) -> ModuleType:
 def use_backend(name: str) -> Iterator[None]:
     """Compute with one backend on every device, in all threads of this process.
 
+    Example: ``with use_backend("torch"): q = apply_rope(q, cos=cos, sin=sin)``.
+
     The context that began last decides until it ends, whichever thread began it.
 
     Args:

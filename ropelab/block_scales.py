@@ -41,6 +41,8 @@ def rope_and_quantize(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate heads and quantize them to 8-bit floats with block scales, in one pass over their memory.
 
+    Example: ``out, scales = rope_and_quantize(x, cos=cos, sin=sin, groups=8, inverse=True, rotary_slice=(448, 512))``.
+
     DeepSeek-V4 calls this on the output of attention, whose tail still has the rotation of the values: with
     ``inverse=True`` and ``rotary_slice=(448, 512)``. The two results are the operand of DeepGEMM's ``fp8_einsum`` for
     the groups of the output projection, with the scales in the layout that it reads: float32 on sm_90, and packed int32
@@ -129,6 +131,8 @@ def rope_and_quantize_indexer(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate the queries of a sparse indexer, and quantize each head with one scale, which becomes part of its weight.
 
+    Example: ``q, weights = rope_and_quantize_indexer(q, weights, cos=cos, sin=sin, rotary_slice=(64, 128))``.
+
     The logit of the indexer is a sum over heads of ``weight * relu(q k)``, and a scale of q is positive, so the weight
     can carry it: ``weights_out = weights * weight_scale * scale``. The rotated features are rounded to the dtype of q
     before the scale is computed, as vLLM and DeepSeek-V4 do. In float32 the first product rounds, and the second is
@@ -183,6 +187,8 @@ def rope_and_block_scaled_cache(
     q_out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Normalize and rotate queries, and write the rotated key-value vector into a cache with block scales, in one pass.
+
+    Example: ``q = rope_and_block_scaled_cache(q, kv, kv_cache, slots, cos=cos, sin=sin, block_size=64)``.
 
     Each head of q is divided by ``sqrt(mean(q^2) + eps)``, without weights, and its tail rotates; nothing is rounded in
     between. The tail of kv, which all heads share, rotates, and kv is rounded to its dtype. The features before the

@@ -28,6 +28,8 @@ def rotate_cached_keys(
 ) -> torch.Tensor:
     """Rotate keys that a paged cache holds by further positions, in place: ``K[s] <- R(delta) K[s]``.
 
+    Example: ``rotate_cached_keys(key_cache, slots, 500, cos=cos, sin=sin)``.
+
     A rotation by p and then by delta is the rotation by p + delta, so the keys of a prefix can serve at other positions
     (reused passages, evicted tokens). Values stay as they are. The function has no backward.
 

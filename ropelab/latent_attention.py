@@ -39,6 +39,8 @@ def assemble_mla(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query, key and value of multi-head latent attention, from the projections, in one pass over their memory.
 
+    Example: ``query, key, value = assemble_mla(q, kv, k_pe, cos=cos, sin=sin, layout="interleaved")``.
+
     A head of q and of the key has N features that do not rotate, and R features that do. With the rotation R_t of token
     t as in `apply_rope`, the heads h are::
 
@@ -96,6 +98,8 @@ def assemble_mla_kv(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Key and value of multi-head latent attention, see `assemble_mla`, in one launch.
 
+    Example: ``key, value = assemble_mla_kv(kv, k_pe, nope_dim, cos=cos, sin=sin, layout="interleaved")``.
+
     Args:
         kv: ``[B, S, H, N + V]`` (``bshd``), ``[S, B, H, N + V]`` (``sbhd``), ``[B, H, S, N + V]`` (``bhsd``) or
             ``[T, H, N + V]`` (``thd``): N features of the key and V features of the value of every head; bfloat16,
@@ -149,6 +153,8 @@ def rotate_mla_query(
     consume: bool = False,
 ) -> torch.Tensor:
     """The query of multi-head latent attention, see `assemble_mla`: the rotation of the last features of every head.
+
+    Example: ``query = rotate_mla_query(q, nope_dim, cos=cos, sin=sin, layout="interleaved")``.
 
     A new query is the result of `apply_rope` with the rotary slice ``(N, N + R)``. In place, this function writes the
     last R features only, and `apply_rope` does not change the layout.

@@ -59,6 +59,8 @@ def rope_and_cache(
 ) -> torch.Tensor:
     """Rotate queries and keys, and write keys and values into a paged cache, in one pass over their memory.
 
+    Example: ``q = rope_and_cache(q, k, v, key_cache, value_cache, slots, cos=cos, sin=sin)``.
+
     With weights, q and k are normalized, as by `apply_qk_norm_rope`. The rotation is the rotation of `apply_rope`. The
     rotated q, the rotated k and v are written; q, k and v are read once. The function is for inference and has no
     backward.
@@ -197,6 +199,8 @@ def mla_rope_and_cache(
     kv_scale_cache: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate the queries and the shared key of multi-head latent attention, and write the latent cache, in one pass.
+
+    Example: ``q_pe = mla_rope_and_cache(q_pe, k_pe, kv_c, kv_cache, slots, cos=cos, sin=sin)``.
 
     An entry of the cache is the latent vector ``kv_c`` followed by the rotated ``k_pe``. Slots, 8-bit floats and their
     scales are as for `rope_and_cache`. The function is for inference and has no backward.

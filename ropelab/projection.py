@@ -56,6 +56,8 @@ def qkv_rope(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The projection of hidden states to queries, keys and values, with the rotation of queries and keys.
 
+    Example: ``q, k, v = qkv_rope(x, weight, q_heads=8, k_heads=2, cos=cos, sin=sin)``.
+
     With ``y = x W^T + b``, the first heads of y are q, the next are k, and the last are v. q and k rotate as in
     `apply_rope`; with ``q_weight`` and ``k_weight`` each head is normalized before, as in `apply_qk_norm_rope`.
 
@@ -152,6 +154,8 @@ def qkv_rope_and_cache(
     path: Literal["auto", "pass", "product"] = "auto",
 ) -> torch.Tensor:
     """`qkv_rope` for inference with a paged cache: its k and v go into the caches.
+
+    Example: ``q = qkv_rope_and_cache(x, weight, *caches, slots, q_heads=8, k_heads=2, cos=cos, sin=sin)``.
 
     On the path "product", one fused kernel writes q and both caches, and stores k and v nowhere else. It supports what
     it supports in `qkv_rope`, with caches in the dtype of x, no output but q, and no norm after the rotation. Otherwise

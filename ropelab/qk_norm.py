@@ -38,6 +38,8 @@ def apply_qk_norm_rope(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMS norm of every head of queries and keys, then rotary position embedding, in one pass over their memory.
 
+    Example: ``q, k = apply_qk_norm_rope(q, k, q_weight, k_weight, cos=cos, sin=sin)``.
+
     For every head ``x`` of q and of k, with the weight ``w`` of q or k::
 
         n = x / sqrt(mean(x^2) + eps) * w

@@ -93,6 +93,8 @@ def apply_rope(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Rotary position embedding of queries and keys, in one pass over their memory.
 
+    Example: ``q, k = apply_rope(q, k, cos=cos, sin=sin)``.
+
     Each pair ``(x0, x1)`` of features of a token rotates by the angle of the token's position, whose ``cos`` and
     ``sin`` stand in a row of the tables (see `ropelab.positions`)::
 

@@ -21,6 +21,8 @@ ANY_LENGTH = range(sys.maxsize)
 class Rope:
     """The rotation of a layer.
 
+    Example: ``cos, sin = rope_from_config(config).tables(4096)``.
+
     Attributes:
         inverse_frequencies: float64 ``[R/2]`` on the CPU, rad per position; a copy of the argument. A model
             that rotates the other way (nanochat) has negative frequencies.
@@ -132,7 +134,7 @@ class Rope:
             a row for each token, as `axial_tables` returns.
 
         Raises:
-            TypeError, ValueError: as `rotary_table` and `axial_tables`; or they do not hold for ``seq_len``;
+            TypeError, ValueError: as `rotary_table` and `axial_tables`; or the frequencies do not hold for ``seq_len``;
                 or ``positions`` is given for a rotation without ``axes``.
         """
         seq_len = integer("seq_len", seq_len, at_least=0)
@@ -163,6 +165,8 @@ class Rope:
 @hinted
 def axial_rope(axes_dims: Sequence[int], base: float = 10000.0, *, layout: Layout = "interleaved") -> Rope:
     """The rotation of images and video, where ``axes_dims[a]`` features rotate by the position along axis ``a``.
+
+    Example: ``cos, sin = axial_rope((16, 56, 56)).tables(64, grid_positions(1, 8, 8))``.
 
     Args:
         axes_dims: even numbers of features whose sum is ``head_dim``, for example ``(16, 56, 56)`` in Flux.

@@ -24,6 +24,8 @@ def rotary_frequencies(
 ) -> torch.Tensor:
     """The ``frequencies`` that `apply_rope` takes in place of the tables of ``rotary_table(..., rotary_dim, base)``.
 
+    Example: ``q = apply_rope(q, frequencies=rotary_frequencies(128, base=500_000.0))``.
+
     Call this function once, outside of compiled code. In compiled code the call breaks the graph, and with
     ``fullgraph=True`` the compiler raises.
 

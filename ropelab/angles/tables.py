@@ -29,6 +29,8 @@ def rotary_table(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tables of ``cos(p * theta_i)`` and ``sin(p * theta_i)`` for positions ``p`` in ``[0, seq_len)``.
 
+    Example: ``cos, sin = rotary_table(4096, 128, base=500_000.0)``.
+
     The function computes angles, cosines and sines in float64 on the CPU and rounds once, so tables have the same bits
     on every device. An entry is off by half an ulp of ``dtype`` and by 1e-16 of the angle, 5e-10 at position four
     million.
@@ -103,6 +105,8 @@ def axial_tables(
     cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, axes: torch.Tensor | Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tables with a row for each token, for positions along several axes: see `ropelab.positions`.
+
+    Example: ``cos, sin = axial_tables(cos, sin, positions, mrope_axes((16, 24, 24)))``.
 
     Call this function once for a batch: all layers and the backward share the tables, as in ``apply_rope(q, k, cos=c,
     sin=s)``. ``axes`` is ``[0] * 16 + [1] * 24 + [2] * 24`` for the sections ``[16, 24, 24]`` of Qwen2-VL, 0 1 2 0 1 2

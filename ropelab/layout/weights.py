@@ -27,6 +27,8 @@ def convert_layout(
 ) -> torch.Tensor:
     """Reorder the features of each head of q or k along the first axis of a weight.
 
+    Example: ``weight = convert_layout(weight, 128, "interleaved", "split_half")``.
+
     The function takes the weight of a projection ``[heads * head_dim, in]``, the bias ``[heads * head_dim]``, the
     scales of the rows, and the weight of a norm of the heads ``[head_dim]``. It counts heads by ``head_dim``, so keys
     with fewer heads (GQA, MQA) need no other argument. A fused qkv projection needs ``heads``.

@@ -97,6 +97,8 @@ def grid_positions(
 ) -> torch.Tensor:
     """The positions of the tokens of a flattened grid, the last axis fastest, as in images and video.
 
+    Example: ``positions = grid_positions(1, 8, 8)``.
+
     Args:
         sizes: the number of tokens along each axis, for example ``(frames, height, width)``.
         start: the first position along axis 0, in Qwen-Image the number of the image. Positions must stay within int32.
@@ -136,6 +138,8 @@ def text_positions(
     tokens: int, *, start: int = 0, axes: int = 3, device: torch.device | str | None = None
 ) -> torch.Tensor:
     """The positions of text, which are equal along all axes and count from ``start``: int64 ``[axes, tokens]``.
+
+    Example: ``positions = text_positions(64)``.
 
     Raises:
         TypeError: an argument is not an integer.

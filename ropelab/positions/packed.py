@@ -135,6 +135,8 @@ def context_parallel_positions(
 ) -> torch.Tensor:
     """The positions of one rank's tokens of dense sequences, for ``apply_rope(..., positions=...)``.
 
+    Example: ``positions = context_parallel_positions(4096, cp_size=4, cp_rank=1)``.
+
     The positions are also indices: ``x.index_select(seq_axis, positions)`` is the rank's shard of ``x``.
 
     Args:
