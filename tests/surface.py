@@ -137,7 +137,7 @@ def distribution() -> Iterator[str]:
 def wheel() -> set[str]:
     """The paths of the wheel's files but those about the wheel."""
     code = {path.relative_to(ROOT) for path in (ROOT / "ropelab").rglob("*.py")}
-    code = {path for path in code if path.parts[1] not in ("bench", "study", "kernels")}
+    code = {path for path in code if path.parts[1] not in ("bench", "hub", "study", "kernels")}
     code |= {Path("ropelab", path.relative_to(ROOT)) for path in (ROOT / "kernels").glob("*.py")}
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     data = {f"{package}/{name}" for package, found in settings["package-data"].items() for name in found}

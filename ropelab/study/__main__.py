@@ -201,7 +201,7 @@ def peers(
 @app.command()
 def hub(context: typer.Context) -> None:
     """Write the package for the Hugging Face hub from the library's own sources."""
-    from ropelab.study.hub import build
+    from ropelab.hub import build
 
     folder = context.obj / "hub"
     try:

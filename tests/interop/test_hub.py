@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropelab.study.hub import build as hub
+from ropelab.hub import build as hub
 
 ROOT = Path(__file__).parents[2]
 

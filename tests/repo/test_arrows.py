@@ -10,7 +10,7 @@ import ropelab
 
 Graph = dict[str, set[str]]
 
-LIBRARY_NEEDS_NO = ("ropelab.bench", "ropelab.study")
+LIBRARY_NEEDS_NO = ("ropelab.bench", "ropelab.hub", "ropelab.study")
 """Only modules of these packages may import these packages."""
 NEEDS_NO = {
     "ropelab.reference": ("ropelab.kernels", "ropelab.call", "ropelab.autograd"),

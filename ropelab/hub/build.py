@@ -24,10 +24,10 @@ import sys
 import tomllib
 from pathlib import Path
 
-from ropelab.bench import whole_file
+from ropelab.command.destination import Destination
 
 HUB = Path(__file__).resolve().parent
-ROOT = HUB.parents[2]
+ROOT = HUB.parents[1]
 LOADED_BY_NAME = tuple(f"ropelab.kernels.{name}_{how}" for name in ("rotate", "qk_norm") for how in ("torch", "triton"))
 """The modules that the functions of the package load by `importlib.import_module`."""
 ALLOWED = {*sys.stdlib_module_names, "torch", "triton"}
@@ -83,7 +83,7 @@ def package() -> dict[str, str]:
         found[name] = path
         for module, imported in _imported(path):
             waiting.append(module if _file(f"{module}.{imported}") is None else f"{module}.{imported}")
-    files = {}
+    files: dict[str, str] = {}
     for name, path in found.items():
         parts = name.split(".")[1:]
         for end in range(1, len(parts)):  # a package whose names nobody imports needs its docstring alone
@@ -107,7 +107,7 @@ def rewritten(text: str, dots: int) -> str:
     text = _BY_NAME.sub("""import_module(f"{__package__.partition('.')[0]}.""", "".join(lines))
     text, operators = _OPERATOR.subn(r'\1add_op_namespace_prefix("\2")', text)
     if operators:
-        last = max(node.end_lineno for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom)))
+        last = max(node.end_lineno or 0 for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom)))
         before, after = text.splitlines(keepends=True)[:last], text.splitlines(keepends=True)[last:]
         text = "".join([*before, f"from {'.' * dots}_ops import add_op_namespace_prefix\n", *after])
     return text
@@ -125,11 +125,12 @@ def forbidden_imports(text: str) -> list[str]:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
         waiting += ast.iter_child_nodes(node)
-        names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names = [node.module or ""]
+        else:
+            continue
         found += [f"line {node.lineno} imports {name}" for name in names if name.partition(".")[0] not in ALLOWED]
     return found
 
@@ -137,7 +138,9 @@ def forbidden_imports(text: str) -> list[str]:
 def write(folder: Path, files: dict[str, str]) -> None:
     """Write the files below ``folder``; ``files`` is path -> text."""
     for path, text in files.items():
-        whole_file.write(folder / path, text)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        with Destination(folder / path) as new:
+            new.write(text)
 
 
 def _file(name: str) -> Path | None:
@@ -148,8 +151,8 @@ def _file(name: str) -> Path | None:
 def _imported(path: Path) -> list[tuple[str, str]]:
     """(module, name) of all imports from ropelab in a file; a name may be a module, too."""
     nodes = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ImportFrom)]
-    modules = [node for node in nodes if (node.module or "").partition(".")[0] == "ropelab"]
-    return [(node.module, alias.name) for node in modules for alias in node.names]
+    imported = [(node.module or "", alias.name) for node in nodes for alias in node.names]
+    return [(module, name) for module, name in imported if module.partition(".")[0] == "ropelab"]
 
 
 def _relative(below: str | None, dots: int) -> str:
