@@ -107,7 +107,8 @@ def rewritten(text: str, dots: int) -> str:
     text = _BY_NAME.sub("""import_module(f"{__package__.partition('.')[0]}.""", "".join(lines))
     text, operators = _OPERATOR.subn(r'\1add_op_namespace_prefix("\2")', text)
     if operators:
-        last = max(node.end_lineno or 0 for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom)))
+        imports = (node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom))
+        last = max(node.end_lineno or 0 for node in imports)
         before, after = text.splitlines(keepends=True)[:last], text.splitlines(keepends=True)[last:]
         text = "".join([*before, f"from {'.' * dots}_ops import add_op_namespace_prefix\n", *after])
     return text

@@ -7,7 +7,7 @@ diffusers = pytest.importorskip("diffusers")
 
 from ropelab.interop import over_kernel  # noqa: E402
 from ropelab.interop.diffusers import is_patched, patch, unpatch  # noqa: E402
-from ropelab.study.topics.models import diffusers_models  # noqa: E402
+from tests.models import diffusers_models  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["FluxTransformer2DModel", "QwenImageTransformer2DModel", "WanTransformer3DModel",

@@ -10,7 +10,7 @@ import torch
 from ropelab import reference, rope_from_config
 from ropelab.angles.model_config import stated
 from ropelab.conformance.configuration import verify_config
-from ropelab.study.topics.models import rotary_classes, tables
+from tests.models import rotary_classes, tables
 
 pytest.importorskip("transformers")
 TABLE = [row for row in tables.read("configurations.csv") if row["outcome"] == "equal"]

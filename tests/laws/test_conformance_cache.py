@@ -13,8 +13,8 @@ from ropelab.conformance.report import text
 from ropelab.interop import vllm
 from ropelab.kernels import use_backend
 from ropelab.kernels.float8 import FLOAT8_DTYPES
-from ropelab.study.faults.correct_operators import CORRECT, FORMS, Operator
-from ropelab.study.faults.operators import CACHE_FAULTS
+from tests.laws.cache_correct import CORRECT, FORMS, Operator
+from tests.laws.cache_faults import CACHE_FAULTS
 
 OURS = {
     "rope_and_cache": ropelab.rope_and_cache,
@@ -397,7 +397,7 @@ def test_wrong_options_raise(options, message):
 @pytest.mark.parametrize(
     "target, convention, options, code",
     [
-        ("ropelab.study.faults.operators:norm_of_each_head.function", "rope_and_cache", ["--norm-across"], 1),
+        ("tests.laws.cache_faults:norm_of_each_head.function", "rope_and_cache", ["--norm-across"], 1),
         ("ropelab.interop.vllm:fused_qknorm_rope_cache", "fused_qknorm_rope_cache", [], 0),
     ],
 )

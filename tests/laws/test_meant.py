@@ -13,8 +13,8 @@ from ropelab.conformance import CACHE_CONVENTIONS, CONVENTIONS, declare
 from ropelab.conformance.meant import conventions_of
 from ropelab.foreign import ARGUMENTS, FOREIGN, did_you_mean
 from ropelab.study.faults import CONTROLS, FAULTS
-from ropelab.study.faults.correct_operators import CORRECT
-from ropelab.study.faults.operators import CACHE_FAULTS
+from tests.laws.cache_correct import CORRECT
+from tests.laws.cache_faults import CACHE_FAULTS
 from tests.laws.test_right_functions import RIGHT, Rotary
 from tests.laws.wrong_functions import WRONG
 

@@ -34,7 +34,7 @@ from ropelab.conformance.models.verify_model import (  # noqa: E402
     tiny_of,
 )
 from ropelab.interop.broadcast import formula  # noqa: E402
-from ropelab.study.topics.models import tables  # noqa: E402
+from tests.models import tables  # noqa: E402
 from tests.support import older  # noqa: E402
 
 OLDER = older("transformers")

@@ -30,9 +30,9 @@ from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.verify import verify
 from ropelab.conformance.watched import watch
 from ropelab.study.faults import CONTROLS, FAULTS, Fault, correct
-from ropelab.study.faults import operators as cache_faults
-from ropelab.study.faults.correct_block_scales import BlockScaled
-from ropelab.study.faults.correct_operators import BLOCK_FORMS, FORMS, Operator
+from tests.laws import cache_faults
+from tests.laws.cache_block_scales import BlockScaled
+from tests.laws.cache_correct import BLOCK_FORMS, FORMS, Operator
 
 CACHE_FAULTS = {fault.name: fault for fault in vars(cache_faults).values() if isinstance(fault, Fault)}
 

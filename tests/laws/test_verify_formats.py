@@ -37,7 +37,7 @@ RIGHT = """
 from ropelab.study.faults.correct import *
 from ropelab.study.faults.correct import complex_numbers as complex
 from ropelab.study.faults.correct import ropelab as apply_rope
-from ropelab.study.faults.correct_operators import CORRECT
+from tests.laws.cache_correct import CORRECT
 
 globals().update(CORRECT)
 quantize_append = CORRECT["rope_quantize_fp8_append_paged_kv_cache"]

@@ -21,12 +21,12 @@ from ropelab.conformance.laws import LAWS
 from ropelab.study.__main__ import app as study
 from ropelab.study.engine.claims import load_claims
 from ropelab.study.faults import FAULTS
-from ropelab.study.faults.operators import CACHE_FAULTS
 from ropelab.study.site import summary
 from ropelab.study.topics.performance import shortfalls, speed_figure
 from ropelab.study.topics.precision import findings as precision_findings
 from ropelab.study.topics.precision.methods import METHODS
 from tests.environments import ROOT, run
+from tests.laws.cache_faults import CACHE_FAULTS
 from tests.study.sentences import states
 from tests.support import replaced_since_the_commit
 

@@ -8,7 +8,7 @@ import torch
 from ropelab import RotaryEmbedding, apply_rope, grid_positions, reference, rope_from_config
 from ropelab.angles import model_types
 from ropelab.conformance.models import factory
-from ropelab.study.topics.models import rotary_classes, tables
+from tests.models import rotary_classes, tables
 
 transformers = pytest.importorskip("transformers")
 TABLE = tables.read("configurations.csv")
@@ -18,7 +18,7 @@ FAMILIES = (
     "mistral_large4 moonshine musicflamingo nanochat neomme pe_audio phi pixtral qwen2_vl qwen3_omni_moe qwen3_vl "
     "sam2_video sapiens2 step3p7 zamba2".split()
 )
-"""One of each kind. ``python -m ropelab.study.topics.models.tables configurations --again`` compares all."""
+"""One of each kind. ``python -m tests.models.tables configurations --again`` compares all."""
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

@@ -11,7 +11,7 @@ import torch
 import ropelab
 from ropelab import rope_from_config
 from ropelab.angles import frequencies
-from ropelab.study.topics.models.rotary_classes import in_float64
+from tests.models.rotary_classes import in_float64
 from tests.support import assert_rotated_like, draw
 
 U = torch.finfo(torch.float32).eps / 2

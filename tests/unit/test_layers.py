@@ -13,7 +13,7 @@ from ropelab import rope_from_config
 from ropelab.angles import model_types
 from ropelab.conformance.models import factory
 from ropelab.interop.huggingface.model import rotation_functions
-from ropelab.study.topics.models import rotary_classes
+from tests.models import rotary_classes
 from tests.support import older
 
 transformers = pytest.importorskip("transformers")

@@ -1,1 +1,1 @@
-"""The results on whole models: tables over all architectures, and the time of whole steps."""
+"""Whether a model learns the same after the patch."""

@@ -15,7 +15,7 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance.cache.case import bits
 from ropelab.kernels.float8 import FLOAT8_DTYPES, scale_of_rows, to_float8
 from ropelab.study.faults.correct import turn
-from ropelab.study.faults.correct_block_scales import BLOCK_FORMS, BlockScaled
+from tests.laws.cache_block_scales import BLOCK_FORMS, BlockScaled
 
 
 class Operator:

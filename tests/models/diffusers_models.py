@@ -9,7 +9,7 @@ import torch
 
 from ropelab.conformance.models.factory import TinyModel, randomize
 from ropelab.interop.diffusers import patch
-from ropelab.study.topics.models.patched import Compared, compare_runs, forward_and_gradients
+from tests.models.patched import Compared, compare_runs, forward_and_gradients
 
 
 def _draw(*shape: int) -> torch.Tensor:

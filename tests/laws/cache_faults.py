@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
-from ropelab.study.faults.correct_block_scales import BlockScaled
-from ropelab.study.faults.correct_operators import BLOCK_FORMS, FORMS, Operator
 from ropelab.study.faults.fault import Fault, fault
+from tests.laws.cache_block_scales import BlockScaled
+from tests.laws.cache_correct import BLOCK_FORMS, FORMS, Operator
 
 SLOTS = "definition", "other_slots_unchanged", "cache_arrangement"
 ONE_SCALE = "concat_and_cache_mla_rope_fused"

@@ -1,6 +1,6 @@
 """Write the tables of data/models: every architecture of Transformers, held to laws and patched.
 
-``python -m ropelab.study.topics.models.tables verify`` writes transformers.csv, ``... patch`` writes patched.csv,
+``python -m tests.models.tables verify`` writes transformers.csv, ``... patch`` writes patched.csv,
 ``... diffusers`` writes diffusers.csv, and ``... configurations`` writes configurations.csv: `rope_from_config` beside
 the rotary classes.
 Rows that a table already has stay, so that an interrupted run goes on; ``--again`` begins anew.
@@ -19,10 +19,10 @@ from ropelab.conformance.models.attention_laws import LAWS
 from ropelab.conformance.models.factory import NotBuilt, architectures, build
 from ropelab.conformance.models.trace import Traced, rotations
 from ropelab.conformance.models.verify_model import FunctionReport, function_report, verify_model
-from ropelab.study.topics.models import diffusers_models, rotary_classes
-from ropelab.study.topics.models.patched import Compared, compare, compare_compiled
+from tests.models import diffusers_models, rotary_classes
+from tests.models.patched import Compared, compare, compare_compiled
 
-FOLDER = Path(__file__).parents[4] / "data" / "models"
+FOLDER = Path(__file__).parents[2] / "data" / "models"
 VERIFIED = ("architecture", "model", "function", "convention", "layout", "out_layout", "sign", "rotary_dim", "head_dim",
             "function_verdict", *LAWS, "outcome", "reason")  # fmt: skip
 PATCHED = ("architecture", "model", "outcome", "forward_and_gradients", "packed", "decoded", "compiled", "qk_norm",
