@@ -20,7 +20,8 @@ def rotate(t: CachedKeys, rotation: Rotation, first_position: int = 0) -> None:
         first_position: unused, because there are positions.
     """
     blocks, block_size = t.k_cache.shape[:2]
-    turns = (t.slots >= 0) & (t.slots < blocks * block_size) & (t.positions[0] != NO_POSITION)
+    turns = t.positions[0] != NO_POSITION
+    turns = (t.slots >= 0) & (t.slots < blocks * block_size) & (turns.any(-1) if rotation.axes else turns)
     slots, positions = t.slots[turns].long(), t.positions[:, turns]
     at = slots // block_size, slots % block_size
     is_float8 = t.k_cache.dtype in FLOAT8_DTYPES

@@ -1,8 +1,10 @@
 """The public function `rotate_cached_keys`, for prefixes that a paged cache holds at other positions."""
 
+from collections.abc import Sequence
+
 import torch
 
-from ropelab.arguments import POSITION_DTYPES, check_tensor, integer
+from ropelab.arguments import POSITION_DTYPES, check_tensor, integer, integers
 from ropelab.call.angles import given_angles
 from ropelab.call.cached_keys import ROTATE, as_keys
 from ropelab.call.dispatcher import transformed
@@ -10,7 +12,7 @@ from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.call.refusals import renamed
 from ropelab.call.where import located
 from ropelab.foreign import hinted
-from ropelab.layout.pairing import Layout
+from ropelab.layout.pairing import MOST_FEATURES, Layout
 
 
 @hinted
@@ -23,6 +25,7 @@ def rotate_cached_keys(
     sin: torch.Tensor | None = None,
     frequencies: torch.Tensor | None = None,
     layout: Layout = "split_half",
+    axes: Sequence[int] | None = None,
     rotary_slice: tuple[int, int] | None = None,
     k_scale_cache: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -32,6 +35,14 @@ def rotate_cached_keys(
 
     A rotation by p and then by delta is the rotation by p + delta, so the keys of a prefix can serve at other positions
     (reused passages, evicted tokens). Values stay as they are. The function has no backward.
+
+    It also brings keys to other frequencies, as where a sequence outgrows the short factors of LongRoPE: the rotation
+    by ``p theta'`` after that by ``-p theta`` is a rotation by ``p (theta' - theta)``. `Rope.relative_to` has these
+    frequencies, and the deltas are then the positions of the keys::
+
+        change = rope.at_length(65536).relative_to(rope)
+        cos, sin = change.tables(65536)
+        rotate_cached_keys(key_cache, slots, positions, cos=cos, sin=sin, layout=change.layout)
 
     Slots are as for `rope_and_cache`. They must differ from each other; otherwise the content of a slot that comes
     twice is undefined. A slot that is negative or beyond the cache is skipped, and so is a slot whose delta is
@@ -57,10 +68,11 @@ def rotate_cached_keys(
             dtypes and strides as for `rope_and_cache`. The call overwrites the slots.
         slots: ``[N]`` of int32 or int64.
         deltas: by how many positions the slots turn: an int, or an int32 or int64 tensor ``()`` or ``[N]``; negative
-            numbers turn back.
+            numbers turn back. With ``axes`` a tensor ``[axes]`` or ``[axes, N]``, or one number along all axes.
         cos, sin, frequencies: as for `apply_rope`. The tables hold plain cosines and sines: a factor of the attention
             would multiply the keys once more.
         layout: as for `apply_rope`.
+        axes: as for `apply_rope`, ``[R/2]``: the axis of ``deltas`` that each pair reads, for M-RoPE.
         rotary_slice: as for `apply_rope`; ``(L, L + R)`` for a latent cache.
         k_scale_cache: float32, the shape of ``key_cache`` without the features: the scales of rows that
             `rope_and_cache` made, which the call reads and overwrites. Other scales stay, and the call does not need
@@ -91,11 +103,17 @@ def rotate_cached_keys(
             k_scale_cache = k_scale_cache.unsqueeze(2)
     if not isinstance(deltas, torch.Tensor):
         deltas = torch.full((), integer("deltas", deltas, -(2**63), 2**63), dtype=torch.int64, device=cache.device)
-    check_tensor("deltas", deltas, (0, 1), "() or [slots]", POSITION_DTYPES)
-    positions = deltas[None] if deltas.ndim else deltas.expand(1, len(slots))
+    if axes is None:
+        check_tensor("deltas", deltas, (0, 1), "() or [slots]", POSITION_DTYPES)
+        positions = deltas.expand(1, len(deltas) if deltas.ndim else len(slots))
+    else:
+        check_tensor("deltas", deltas, (0, 1, 2), "(), [axes] or [axes, slots]", POSITION_DTYPES)
+        axes = integers("axes", axes, at_least=0, below=MOST_FEATURES)
+        along = deltas.expand(max(axes, default=0) + 1) if deltas.ndim == 0 else deltas
+        positions = along if along.ndim == 2 else along[:, None].expand(-1, len(slots))
     angles = given_angles(cos, sin, frequencies)
     try:
-        where = located(as_keys(cache, slots), angles, positions, 0, layout, None, "thd", rotary_slice)
+        where = located(as_keys(cache, slots), angles, positions, 0, layout, None, "thd", rotary_slice, axes=axes)
         ROTATE.run((cache, k_scale_cache, slots), where)
     except (TypeError, ValueError) as error:
         raise renamed(error, positions="deltas", q="key_cache") from error

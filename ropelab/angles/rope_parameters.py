@@ -9,7 +9,7 @@ import torch
 from ropelab.angles import frequencies
 from ropelab.angles.table_free import fixed_point
 from ropelab.angles.tables import axial_tables, frequency_tables
-from ropelab.arguments import check_tensor, integer, integers, number, tensor
+from ropelab.arguments import check_tensor, integer, integers, number, shown, tensor
 from ropelab.foreign import hinted
 from ropelab.layout.pairing import MOST_FEATURES, Layout, check_layout
 from ropelab.positions import axes
@@ -113,6 +113,27 @@ class Rope:
         if self.remake is None:
             raise ValueError(f"seq_len: expected a length of this rotation, in {self.lengths}, got {seq_len}")
         return self.remake(seq_len=seq_len)
+
+    def relative_to(self, other: "Rope") -> "Rope":
+        """The rotation that turns what ``other`` has rotated into what this one makes of it, at the same positions.
+
+        A pair turns by ``p (theta' - theta)`` at position p, and the attention factor is the quotient of both. With the
+        tables of the result `rotate_cached_keys` brings cached keys to other frequencies, in one pass.
+
+        Raises:
+            TypeError: ``other`` is no `Rope`.
+            ValueError: the two turn other features, pair them differently or read other axes.
+        """
+        if not isinstance(other, Rope):
+            raise TypeError(f"other: expected a Rope, got {shown(other)}")
+        mine, others = ((x.rotary_slice, x.out_layout or x.layout, x.axes) for x in (self, other))
+        if mine != others:
+            raise ValueError(f"other: expected the features, layout and axes {mine}, got {others}")
+        return Rope(
+            self.inverse_frequencies - other.inverse_frequencies, self.attention_factor / other.attention_factor,
+            self.head_dim, self.first_feature, self.out_layout or self.layout, axes=self.axes,
+            max_seq_len=self.max_seq_len,
+        )  # fmt: skip
 
     def tables(
         self,

@@ -371,12 +371,11 @@ def views_of(t: Any, options: Options) -> Any:
     for name, x in t._asdict().items():
         if x is not None and x.ndim == rank(seq_format) and name not in _IN_ANY_FORMAT:
             viewed[id(x)] = to_bshd(x, seq_format)
-    if t.positions is not None and not options.offsets and viewed:
-        heads = next(iter(viewed.values()))
-        if axes is None:
-            viewed[id(t.positions)] = t.positions.expand(heads.shape[:2])
-        else:
-            viewed[id(t.positions)] = along_axes(t.positions, axes).expand(-1, *heads.shape[:2]).movedim(0, -1)
+    if t.positions is not None and not options.offsets:
+        positions = t.positions if axes is None else along_axes(t.positions, axes)
+        if viewed:  # the keys of a cache have a position for each slot already
+            positions = positions.expand(*positions.shape[:-2], *next(iter(viewed.values())).shape[:2])
+        viewed[id(t.positions)] = positions if axes is None else positions.movedim(0, -1)
     return type(t)(*(viewed.get(id(x), x) for x in t))
 
 

@@ -186,6 +186,11 @@ ROWS = {
         ("slots", lambda x: x.clamp(min=0) * 0 + 3), ("deltas", 40), ("k_scale_cache", lambda x: x[:, :, :0]),
         ("rotary_slice", (0, 6), "cos"),
     ],
+    "rotate_cached_keys, axes": [
+        ("deltas", lambda x: x[:1]), ("deltas", lambda x: x[:, :3]), ("deltas", lambda x: x[None]),
+        ("deltas", lambda x: x[0, :1]), ("axes", (0, 1)), ("axes", ()), ("axes", (0, 2) * 4, "deltas"),
+        ("axes", None, "deltas"),
+    ],
     "rope_and_quantize": [
         ("x", lambda x: x[0]), ("x", torch.Tensor.int), ("groups", 2), ("block_dim", 3), ("block_dim", 32),
         ("amax_epsilon", 0.0), ("rotary_slice", (0, 12), "cos"),

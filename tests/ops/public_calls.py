@@ -159,6 +159,10 @@ PUBLIC = {
         ropelab.rotate_cached_keys, "below 0", "a tensor", key_cache=CACHE + 1, slots=SLOTS, deltas=-2,
         frequencies=ropelab.rotary_frequencies(16),
     ),
+    "rotate_cached_keys, axes": of(
+        ropelab.rotate_cached_keys, "below 0", key_cache=CACHE + 1, slots=SLOTS, **TABLES,
+        deltas=torch.tensor([[3, -2, 5, 1], [0, 7, -7, 2]]), axes=(0, 1) * 4,
+    ),
     "rope_and_quantize": of(
         ropelab.rope_and_quantize, x=Q[0], **PLACED, groups=3, block_dim=8, scale_dtype=torch.float32,
         amax_epsilon=1e-4, round_first=True, inverse=True, rotary_slice=(0, 16),

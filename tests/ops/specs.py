@@ -218,8 +218,9 @@ def latent_cached(call: Call):
 
 def recached(call: Call):
     rows = call["key_cache"].double().flatten(0, 1)[call["slots"]]
-    deltas = torch.as_tensor(call["deltas"], device=rows.device).expand(len(rows))
-    kept = (call["slots"] >= 0) & (deltas != NO_POSITION)
+    deltas = torch.as_tensor(call["deltas"], device=rows.device)
+    deltas = deltas if call.get("axes") else deltas.expand(len(rows))
+    kept = (call["slots"] >= 0) & (deltas != NO_POSITION).reshape(-1, len(rows)).any(0)
     cache = stored(
         call["key_cache"], turned(rows, call, positions=deltas, seq_format="thd"),
         torch.where(kept, call["slots"], -1), None,

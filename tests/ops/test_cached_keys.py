@@ -8,6 +8,7 @@ import torch
 
 import ropelab
 from ropelab import NO_POSITION
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.call import cached_keys
 from ropelab.conformance.bounds import (
     NO_ROUNDING,
@@ -171,6 +172,84 @@ def test_programs_of_any_size_give_the_same_bits(monkeypatch, block_rows, passes
     assert_equal(call.cache, expected)
 
 
+# ------------------------------------------------------------------------------ several axes, and other frequencies
+
+AXES = ropelab.mrope_axes([3, 3, 2])
+LONG = {
+    "head_dim": 16, "max_position_embeddings": 64, "original_max_position_embeddings": 16, "model_type": "phi3",
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+        "long_factor": [2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+    },
+}  # fmt: skip
+SHORT = ropelab.rope_from_config(LONG)
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16}
+PAIRS_OF_ROPES = {
+    "LongRoPE": (SHORT, SHORT.at_length(64)),
+    "YaRN of another base": (
+        replace(SHORT, axes=AXES), replace(ropelab.rope_from_config(LONG | {"rope_parameters": YARN}), axes=AXES),
+    ),
+    "a part of a head": (ropelab.Rope(torch.rand(4), first_feature=5), ropelab.Rope(-torch.rand(4), first_feature=5)),
+    "written in halves": (
+        ropelab.Rope(torch.rand(8), layout="interleaved", out_layout="split_half"),
+        ropelab.Rope(torch.rand(8), attention_factor=2.0),
+    ),
+}  # fmt: skip
+
+
+def test_one_number_along_all_axes(device):
+    call = Cached(device)
+    before, found = call.cache.clone(), []
+    for axes, deltas in ((None, 7), (AXES, 7), (AXES, torch.tensor(7)), (AXES, torch.tensor([7, 7, 7, 3]))):
+        call.cache.copy_(before)
+        call(axes=axes, deltas=deltas.to(before.device) if isinstance(deltas, torch.Tensor) else deltas)
+        found.append(call.cache.clone())
+    assert all(torch.equal(found[0], one) for one in found[1:]) and not torch.equal(found[0], before)
+
+
+@pytest.mark.parametrize("table_free", [False, True])
+@pytest.mark.parametrize("name", PAIRS_OF_ROPES)
+def test_keys_come_to_other_frequencies_and_back(device, name, table_free):
+    """In float64 to what a first rotation by the others makes of them; computed angles have the errors of float32."""
+    old, new = PAIRS_OF_ROPES[name]
+    call = Cached(device, dtype=torch.float64, count=20)
+    positions = torch.randint(16, (20,) if old.axes is None else (3, 20), device=call.slots.device)
+    made = {"dtype": torch.float64, "device": positions.device}
+    k = call.rows(call.cache)
+
+    def rotated(rope):
+        cos, sin = rope.tables(16, **made)
+        return ropelab.apply_rope(
+            k, cos=cos, sin=sin, layout=rope.layout, out_layout=rope.out_layout, axes=rope.axes, seq_format="thd",
+            positions=positions[..., call.slots >= 0], rotary_slice=rope.rotary_slice,
+        )  # fmt: skip
+
+    def turned(change):
+        angles = dict(zip(("cos", "sin"), change.tables(16, **made), strict=True))
+        call.options = {"frequencies": change.frequencies(positions.device)} if table_free else angles
+        call(deltas=positions, layout=change.layout, axes=change.axes, rotary_slice=change.rotary_slice)
+        return call.rows(call.cache)
+
+    near = dict.fromkeys(("rtol", "atol"), 1e-5 if table_free else 1e-13)
+    call.cache.copy_(call.expected(rotated(old)))
+    there = replace(old, inverse_frequencies=new.inverse_frequencies, attention_factor=new.attention_factor)
+    torch.testing.assert_close(turned(new.relative_to(old)), rotated(there), **near)
+    torch.testing.assert_close(turned(old.relative_to(new)), rotated(old), **near)
+
+
+def test_rotations_of_other_features_are_not_relative():
+    rope = ropelab.Rope(torch.rand(8))
+    for other in (
+        ropelab.Rope(torch.rand(4)), replace(rope, first_feature=2), replace(rope, layout="interleaved"),
+        replace(rope, axes=AXES), replace(rope, out_layout="interleaved"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="other: expected the features, layout and axes"):
+            rope.relative_to(other)
+    with pytest.raises(TypeError, match="other: expected a Rope, got int 3"):
+        rope.relative_to(3)
+
+
 # -------------------------------------------------------------------------------------------------------- the error
 
 ROUNDED = {
@@ -181,11 +260,18 @@ ROUNDED = {
 
 @layouts
 @pytest.mark.parametrize(
-    "name, fault",
-    [*product(ROUNDED, ("", "the wrong sign")), ("8 bits, a scale for each row", "a scale that stays")],
+    "name, fault, by",
+    [
+        *product(ROUNDED, ("", "the wrong sign"), ("positions",)),
+        *product(("bfloat16", "8 bits, a scale for each row"), ("", "the wrong sign"), ("axes", "frequencies")),
+        ("8 bits, a scale for each row", "a scale that stays", "positions"),
+    ],
 )
-def test_the_bound_of_two_rotations_holds(device, name, fault, layout):
-    """Against one exact rotation by the sum of the positions. Faults exceed the bound."""
+def test_the_bound_of_two_rotations_holds(device, name, fault, by, layout):
+    """Against two exact rotations: by positions and deltas, or by old frequencies and the difference to new ones.
+
+    Faults exceed the bound.
+    """
     sign = -1 if fault == "the wrong sign" else 1
     dtype, scale = ROUNDED[name]
     count, heads, dim, is_float8 = 16, 3, 32, dtype == E4M3
@@ -193,24 +279,34 @@ def test_the_bound_of_two_rotations_holds(device, name, fault, layout):
     k = torch.randn(count, heads, dim).to(device, source)
     call = Cached(device, heads=heads, head_dim=dim, dtype=dtype, count=count)
     call.slots = torch.arange(count, device=k.device)
-    positions, deltas = torch.randint(10, (count,)), torch.randint(1, 10, (count,))
+    axes = ropelab.mrope_axes([6, 6, 4]) if by == "axes" else None
+    shape = (count,) if axes is None else (3, count)
+    positions, deltas = torch.randint(1, 10, shape), torch.randint(1, 10, shape)
+    change = call.options
+    if by == "frequencies":
+        old, new = (ropelab.Rope(inverse_frequencies(dim, base), layout=layout) for base in (1e4, 3e6))
+        cos, sin = new.relative_to(old).tables(20, device=k.device)
+        deltas, change = positions, {"cos": cos, "sin": sin}
     scales = torch.ones(BLOCKS, SIZE, heads, device=k.device)
     made = {"k_scale_cache": scales, "v_scale": torch.ones(1, device=k.device)} if is_float8 and scale is None else {}
     ropelab.rope_and_cache(
         k, k, k, call.cache, torch.zeros_like(call.cache), call.slots, positions=positions.to(k.device), layout=layout,
-        **call.options, **made,
+        axes=axes, **call.options, **made,
     )  # fmt: skip
     first = exact(call.rows(scales).cpu())[..., None]
     again = {"k_scale_cache": scales} if "k_scale_cache" in made else {}
     before = scales.clone()
-    call(deltas=sign * deltas.to(k.device), layout=layout, **again)
+    call(deltas=sign * deltas.to(k.device), layout=layout, axes=axes, **again | change)
     if fault == "a scale that stays":
         scales.copy_(before)
     second = exact(call.rows(scales).cpu())[..., None]
 
     compute = Rounding.nearest(torch.float32)
     store = Arithmetic.of_kernel(source, interpreted=INTERPRETED).store
-    columns = [[exact(t.cpu()[p][:, None]) for t in call.options.values()] for p in (positions, deltas)]
+    columns = []
+    for tables, where in ((call.options, positions), (change, deltas)):
+        of_tokens = ropelab.axial_tables(*(t.cpu() for t in tables.values()), where.view(-1, count), axes or [0] * 16)
+        columns.append([exact(t[:, None]) for t in of_tokens])
     pair = pairs(exact(k), layout)
     y = rotate_exactly(*pair, *columns[0])
     bound = rotation_bound(*pair, *columns[0], Arithmetic(NO_ROUNDING, compute, store))
