@@ -64,19 +64,28 @@ def test_a_position_without_a_row_gives_nan():
         assert y[2:4].isnan().all() and torch.equal(y[:2], expected[:2]), name
 
 
-@interpreted
-def test_what_the_chapter_asks_to_change_has_its_effect(tmp_path):
-    """The first kernel with the other sign turns back, and is no longer the library's forward."""
+def edited(tmp_path, *changes):
+    """The steps of the chapter, after changes of the text of its cells."""
     notebook = json.loads(step.CHAPTER.read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
-        lines = "".join(cell["source"])
-        cell["source"] = lines.replace("x0 * c - x1 * s", "x0 * c + x1 * s").replace(
-            "x1 * c + x0 * s", "x1 * c - x0 * s"
-        )
+        cell["source"] = "".join(cell["source"])
+        for old, new in changes:
+            cell["source"] = cell["source"].replace(old, new)
     (tmp_path / "edited.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
-    edited = step.cells(tmp_path / "edited.ipynb")[1]
-    assert edited.name == "1 one head" and "elements are others" in chapter.outcome(edited)
-    assert "every bit" in chapter.outcome(replace(edited, inverse=True))
+    return {each.name: each for each in step.cells(tmp_path / "edited.ipynb")}
+
+
+@interpreted
+def test_the_other_sign_in_the_first_kernel_turns_back(tmp_path):
+    signs = ("x0 * c - x1 * s", "x0 * c + x1 * s"), ("x1 * c + x0 * s", "x1 * c - x0 * s")
+    kernel = edited(tmp_path, *signs)["1 one head"]
+    assert "elements are others" in chapter.outcome(kernel)
+    assert "every bit" in chapter.outcome(replace(kernel, inverse=True))
+
+
+def test_triton_finds_wide_accesses_where_strides_are_multiples_of_16(tmp_path):
+    kernel = edited(tmp_path, ("(do_not_specialize=STRIDES)", ""))["2 shared row"]
+    assert [machine_code.compiled_facts(kernel, 64, 32, dim)["store_bytes"] for dim in (128, 72)] == [16, 2]
 
 
 def test_an_argument_that_is_not_there_is_named():
