@@ -30,7 +30,6 @@ IN_TORCH = next(iter(STEPS))
 ASIDE = ("4 strided loads", "4 strided stores", "6 positions", "7 order alone")
 """Steps that only explain another step; the bar chart leaves them out."""
 LAST = "library, positions"
-_SAME = "The threads lie on memory as before."
 
 
 class Judge:
@@ -45,6 +44,7 @@ class Judge:
     def __init__(self, where: records.Selection, case: Case, brief: bool = False):
         self.where, self.case, self.brief = where, case, brief
         self.here: dict[str, float] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
         self._drawn: list[tuple[Any, ...]] = []
 
     def __call__(self, kernel: Any, grid: Any = None, *, step: str, **constants: Any) -> None:
@@ -63,16 +63,15 @@ class Judge:
         if torch.cuda.is_available():
             took, copy = beside_copy(judged, self.case)
             self.here[judged.name] = copy / took
-            display(
-                Markdown(f"On this {torch.cuda.get_device_name()}: **{took:.1f} µs**, {copy / took:.2f} of a copy.")
-            )
+            gpu = torch.cuda.get_device_name()
+            display(Markdown(f"On this {gpu}: **{took:.1f} µs**, {copy / took:.2f} of a copy."))
         if not self.brief:
             display(self.table(self._with_step_before(judged.name)).set_index("step").T.rename_axis(columns=None).style)
         elif found:
-            made = (
-                "For an H100: {instructions} instructions, {registers} registers, at most {store_bytes} bytes a store."
+            made = "{instructions} instructions, {registers} registers, at most {store_bytes} bytes a store".format(
+                **found
             )
-            display(Markdown(made.format(**found)))
+            display(Markdown(f"For an H100: {made}."))
         self._lies(judged, found)
         if not (self.brief or judged.name in ASIDE):
             self.ladder(judged.name)
@@ -102,10 +101,6 @@ class Judge:
         rows = drawing.noisy(RECORD, self.record.frame)
         same = (rows[["tokens", "heads", "head_dim"]] == [*self.shape]).all(axis=1)
         return rows[same].set_index("contender")
-
-    @cached_property
-    def _facts(self) -> dict[str, dict[str, Any]]:
-        return {}
 
     def facts(self, name: str) -> dict[str, Any]:
         """The facts of the machine code of a step of the study, or of the reader's kernel of that name."""
@@ -151,13 +146,8 @@ class Judge:
 
     def _with_step_before(self, name: str) -> list[str]:
         """The step and, if it was judged, the one before it in the chapter."""
-        order = [*STEPS]
-        before = (
-            [each for each in self._facts if each in order and order.index(each) < order.index(name)]
-            if name in order
-            else []
-        )
-        return [*before[-1:], name]
+        earlier = [*STEPS][: [*STEPS, name].index(name)]
+        return [*[each for each in earlier if each in self._facts][-1:], name]
 
     def ladder(self, now: str = "") -> None:
         """Draw the bars of the steps up to ``now``, or of all; on a GPU the bars are those of this GPU."""
@@ -171,12 +161,9 @@ class Judge:
             roofs = self.roofs(name) if now or name in self._facts else {"bytes": float("nan")}
             by = max(roofs, key=roofs.__getitem__)
             rows.append((name, speed.get(name, float("nan")), copy / roofs[by], by))
-        said = rows[-1][1]
-        title = (
-            f"{now}: {'not timed' if isnan(said) else f'{said:.2f} of a copy'}"
-            if now
-            else f"{self.words}, beside a copy"
-        )
+        reached = rows[-1][1]
+        result = "not timed" if isnan(reached) else f"{reached:.2f} of a copy"
+        title = f"{now}: {result}" if now else f"{self.words}, beside a copy"
         footer = "timed in this run" if self.here else self.record.footer
         display(figures.ladder(pd.DataFrame(rows, columns=["step", "speed", "roof", "by"]), title, footer, now))
         if not now:
@@ -194,12 +181,11 @@ class Judge:
                 looks = access.place.tobytes(), access.thread.tobytes(), access.instruction.tobytes()
                 drawn.setdefault(looks, []).append(access)
         if drawn and [*drawn] == self._drawn:
-            display(Markdown(_SAME))
-        elif drawn:
-            self._drawn = [*drawn]
-            for same in drawn.values():
-                kinds = " and ".join(access.kind for access in same)
-                display(figures.lying(same[0], self.case.head_dim, _lying(same[0], kinds)))
+            display(Markdown("The threads lie on memory as before."))
+        for same in drawn.values() if [*drawn] != self._drawn else ():
+            kinds = " and ".join(access.kind for access in same)
+            display(figures.lying(same[0], self.case.head_dim, _lying(same[0], kinds)))
+        self._drawn = [*drawn] or self._drawn
 
 
 def outcome(judged: Step) -> str:

@@ -27,17 +27,10 @@ def turned(tables: tuple[torch.Tensor, torch.Tensor], pairs: Sequence[int] = (0,
     colors = mpl.colormaps[_THREADS](np.linspace(0, 1, len(cos)))
     for ax, pair in zip(panels.axes[0], pairs, strict=True):
         zero = np.zeros(len(cos))
-        ax.quiver(
-            zero, zero, cos[:, pair], sin[:, pair], color=colors, angles="xy", scale_units="xy", scale=1, width=0.015
-        )
+        x, y = cos[:, pair], sin[:, pair]
+        ax.quiver(zero, zero, x, y, color=colors, angles="xy", scale_units="xy", scale=1, width=0.015)
         for position in (0, len(cos) - 1):
-            ax.annotate(
-                str(position),
-                1.14 * np.array([cos[position, pair], sin[position, pair]]),
-                ha="center",
-                va="center",
-                size=8,
-            )
+            ax.text(1.14 * x[position], 1.14 * y[position], str(position), ha="center", va="center", size=8)
         ax.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal", title=f"pair {pair}", xlabel="$x_0$")
         for axis in (ax.xaxis, ax.yaxis):
             ticks.at(axis, (-1, 0, 1))
@@ -56,10 +49,7 @@ def lying(access: Access, head_dim: int, title: str) -> Figure:
     picture = np.tile(mpl.colors.to_rgb(_EMPTY), (_HEADS, head_dim, 1))
     palette = mpl.colormaps[_THREADS].resampled(WARP)
     moved = (access.place >= 0) & (access.place < _HEADS * head_dim)
-    for which, color in (
-        (moved, _OTHERS),
-        (moved & (access.thread < WARP), _LATER),
-    ):
+    for which, color in (moved, _OTHERS), (moved & (access.thread < WARP), _LATER):
         picture[np.divmod(access.place[which], head_dim)] = mpl.colors.to_rgb(color)
     first = moved & access.first
     picture[np.divmod(access.place[first], head_dim)] = palette(access.thread[first])[:, :3]
@@ -93,13 +83,12 @@ def ladder(rows: pd.DataFrame, title: str, footer: str, now: str = "") -> Figure
     reached = rows.roof.clip(upper=_END)
     ax.vlines(reached, place - 0.36, place + 0.36, color="black", linewidth=2, label="what the roofs allow")
     for y, one in zip(place, rows.itertuples(), strict=True):
+        limited = one.speed < one.roof < _NEAR
         if one.speed > _INSIDE:
             ax.annotate(f"{one.speed:.2f}", (one.speed, y), (-4, 0), ha="right", color="white", **_TEXT)
         said = "not timed" if np.isnan(one.speed) else "" if one.speed > _INSIDE else f"{one.speed:.2f}"
-        if one.speed < one.roof < _NEAR:
-            said = f"{said}  limit: {one.by}"
-        ax.annotate(said, (max(one.speed, min(one.roof, _NEAR)) if "limit" in said else np.nan_to_num(one.speed), y),
-                    (5, 0), **_TEXT)  # fmt: skip
+        ax.annotate(f"{said}  limit: {one.by}" if limited else said,
+                    (one.roof if limited else np.nan_to_num(one.speed), y), (5, 0), **_TEXT)  # fmt: skip
     marks.one(ax)
     marks.rows(ax, place)
     ax.set_xlim(0, _END)
