@@ -88,7 +88,7 @@ def test_a_table_that_was_not_written_with_its_provenance(change, copy):
     [
         (lambda frame: frame.drop(columns="median_us"), "the table has no column median_us"),
         (lambda frame: frame.assign(**{name: 1000 * frame[name] for name in record_checks.TIMES}),
-         r"expected times that fit into the 12.6 s of the run, got samples of at least 5767\.. s"),
+         r"expected times that fit into the \d+\.\d s of the run, got samples of at least \d+\.\d s"),
     ],
     ids=["no median", "times x 1,000"],
 )  # fmt: skip
@@ -98,14 +98,18 @@ def test_tables_that_no_run_of_the_study_writes(change, said, copy):
         records.load("te_kernels", copy.parent)
 
 
+_LACKING = {"te_kernels": "expected 71 rows of each contender, got 68"}
+"""What records of the reference lack: three cells are younger than its te_kernels. TE-19 says so there."""
+
+
 def test_every_record_of_the_reference_is_of_a_whole_run():
     studies = registered.all_studies()
     for path in sorted((records.MEASUREMENTS / records.REFERENCE).glob("*.csv")):
         if path.stem in studies:
-            assert studies[path.stem].other_rows(pd.read_csv(path)) == "", path
+            assert studies[path.stem].other_rows(pd.read_csv(path)) == _LACKING.get(path.stem, ""), path
     table = pd.read_csv(COMMITTED / "te_kernels.csv")
-    assert studies["te_kernels"].other_rows(pd.concat([table, table])) == "expected 68 rows of each contender, got 136"
-    assert studies["te_kernels"].other_rows(table.iloc[: len(table) // 2]).startswith("expected 68 rows")
+    assert studies["te_kernels"].other_rows(pd.concat([table, table])) == "expected 71 rows of each contender, got 142"
+    assert studies["te_kernels"].other_rows(table.iloc[: len(table) // 2]).startswith("expected 71 rows")
     assert studies["te_kernels"].other_rows(table[table.contender != table.contender.iloc[0]]) == ""
 
 
