@@ -146,7 +146,7 @@ def verify(
         line = ProgressLine()
 
         def tell(begun: str, held: int, asked: int) -> None:
-            counted = f"{held} of {asked} laws have a result, " if asked else ""
+            counted = f"{held} of {asked} laws done, " if asked else ""
             line.show(f"{counted}now {begun}; {line.left(held, asked)}")
 
         with _or_stop("the function's process could not be started"):
@@ -349,7 +349,7 @@ def _show(console: Console, target: str, outcome: ProcessEnd, verbose: bool, gue
     said = f"{target}: {_verdict(outcome)} ({seconds:.1f} s)"
     console.print(Text(said, COLOURS[outcome.verdict]), soft_wrap=True)
     if guessed and outcome.laws:
-        said = f"its parameters fit --convention {outcome.about['convention']}: {outcome.signature}"
+        said = f"inferred --convention {outcome.about['convention']}: {outcome.signature}"
         console.print(Text(said, "dim"), soft_wrap=True)
     if outcome.failed and not verbose:
         console.print(Text("\n" + summary(list(outcome.results.values()), outcome.screen)), soft_wrap=True)
@@ -390,7 +390,7 @@ def _verdict(outcome: ProcessEnd) -> str:
     many = len(outcome.failed) > 1
     broken = f"wrong: {len(outcome.failed)} of {applied} laws {'do' if many else 'does'} not hold"
     if outcome.stopped:
-        done = f"{outcome.stopped}; {len(outcome.results)} of {asked} laws have a result"
+        done = f"{outcome.stopped}; {len(outcome.results)} of {asked} laws done"
         return f"{broken}; {done}" if outcome.failed else f"not judged: {done}"
     if outcome.verdict == "not judged":
         why = why_not_judged(list(outcome.results.values()))

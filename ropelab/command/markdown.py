@@ -50,7 +50,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     if found.get("screen"):
         yield from ("**What it does:**\n", "```text", in_words(found["screen"]), "```", "")
     if notes:
-        yield f"**{NOTED['wrong' if broken else 'right'].replace('To note', 'To note**', 1)}:\n"
+        yield f"**{NOTED['wrong' if broken else 'right'].replace('Notes', 'Notes**', 1)}:\n"
         yield from (f"- `{law}`: {_plain(said)}" for law, said in notes)
         yield ""
     language, call = ("sh", _command(about)) if ":" in about["function"] else ("python", _call(about))

@@ -18,8 +18,8 @@ VERDICTS = ("right", "wrong", "not judged")
 the definition or the run ended before the last law."""
 FORMAT = 2
 """The version of the format of a report as JSON. A new key keeps the version; a key that changes or goes raises it."""
-NOTED = {"right": "To note, though no documented call has a wrong result", "wrong": "To note besides"}
-"""The heading of what is to note, by the verdict."""
+NOTED = {"right": "Notes, although every documented call returns a correct result", "wrong": "Notes, besides"}
+"""The heading of the notes, by the verdict."""
 LINES = 21
 """The lines of a screen, which stand below a verdict."""
 FEW = 3
@@ -75,7 +75,7 @@ def as_dict(
 def why_not_judged(results: Sequence[Mapping[str, Any]]) -> str:
     """Return why nothing was compared with the definition, and which laws hold all the same."""
     held = [result["law"] for result in results if result["status"] == "pass" and result["law"] != "bad_input"]
-    done = f"functions that do not rotate keep these laws, too: {', '.join(held)}" if held else ""
+    done = f"these laws hold, but they also hold for functions that do not rotate: {', '.join(held)}" if held else ""
     reasons = [result["message"] for result in results if result["status"] == "not applicable"]
     return "; ".join(filter(None, (*reasons[:1], done)))
 
