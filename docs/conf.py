@@ -27,6 +27,7 @@ napoleon_custom_sections = [("Attributes", "params_style"), ("Columns", "params_
 python_use_unqualified_type_names = True
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = "ropelab"
 html_static_path = ["_static"]
 html_css_files = ["study.css"]
@@ -39,3 +40,5 @@ def setup(app: Sphinx) -> None:
     """Claims and records are things that pages link to by name, and that a search finds."""
     app.add_object_type("claim", "claim")
     app.add_object_type("record", "record")
+    # A default that a dataclass makes is no Python, which Sphinx would need to format a signature.
+    app.connect("autodoc-process-signature", lambda *of: (of[5] and of[5].replace("<factory>", "..."), of[6]))
