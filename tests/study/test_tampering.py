@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from ropelab.bench import records
+from ropelab.study.engine.ledger import COLUMNS
 from ropelab.study.plots import registry as figures
 from ropelab.study.site import ledgers, report
 
@@ -46,29 +47,12 @@ def test_a_change_of_any_record_keeps_it_from_being_read(data):
 
 
 def test_the_report_names_old_and_bad_records_and_shows_the_ledger(data, tmp_path, monkeypatch):
-    row = dict.fromkeys(
-        (
-            "statement",
-            "says",
-            "quote",
-            "outcome",
-            "words",
-            "measured",
-            "beyond",
-            "basis",
-            "needs",
-            "by",
-            "names",
-            "remarks",
-            "evidence",
-        ),
-        "",
-    )
-    monkeypatch.setattr(figures, "all_figures", lambda: {"host_time": figures.FIGURES["host_time"]})
+    row = dict.fromkeys(COLUMNS, "")
+    monkeypatch.setattr(figures, "all_figures", lambda: {"qk_norm": figures.FIGURES["qk_norm"]})
     monkeypatch.setattr(
         report, "ledger", lambda document, where: ledgers.Ledger(document.key, "", [row | {"id": "AA-01"}])
     )
-    page, path = tmp_path / "index.html", data / "measurements" / "nvidia-h200" / "host.json"
+    page, path = tmp_path / "index.html", data / "measurements" / "nvidia-h200" / "qk_norm.json"
     where, about = records.Selection(data / "measurements", "nvidia-h200"), json.loads(path.read_text())
     kernels = dict.fromkeys(about["kernels"], "0" * 16)
     pages = {}
@@ -77,7 +61,7 @@ def test_the_report_names_old_and_bad_records_and_shows_the_ledger(data, tmp_pat
         assert report.write(page, [], where=where) == []
     assert ":::{claim} AA-01" in pages["ledger.md"]
     text = pages["records.md"]
-    assert re.search(r":::{record} host\n.*Figures: host_time\. .*kernels\.rotate_triton\._rotate_kernel", text)
+    assert re.search(r":::{record} qk_norm\n.*Figures: qk_norm\. .*kernels\.\w+_triton\._\w+_kernel", text)
     with tampered(path, "{}"):
         (line,) = report.write(page, [], where=where)
-    assert "host_time is not drawn" in line and line in pages["index.md"]
+    assert "qk_norm is not drawn" in line and line in pages["index.md"]

@@ -10,7 +10,6 @@ from ropelab.bench import processes, records
 from ropelab.bench.workers import cores
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine import ledger as judged
-from ropelab.study.engine import quotations
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,6 @@ def ledger(document: documents.Document, where: records.Where = records.MEASUREM
         rows = each[where.gpu or next(iter(each))].fillna("").to_dict("records")
     except Exception as error:  # the report must appear all the same, and state the error
         return _without_rows(document, error)
-    for row in rows:
-        row["phrase"] = " ".join(next(iter(quotations.passages(str(row["quote"]))), "").split()[:8])
     return Ledger(document.key, document.name, rows, each=each, url=document.url)
 
 

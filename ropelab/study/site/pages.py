@@ -9,6 +9,7 @@ import pandas as pd
 from ropelab.study.engine.findings import WAYS, counted
 from ropelab.study.engine.ledger import disagreements, short, tally
 from ropelab.study.engine.measure import Measured
+from ropelab.study.engine.quotations import passages
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.site.chapters import Chapter
 from ropelab.study.site.ledgers import Ledger
@@ -16,11 +17,9 @@ from ropelab.study.site.measured import beside_committed
 
 Tables = Mapping[str, pd.DataFrame]
 """GPU -> the ledger of all documents."""
-_PICTURE = re.compile(
-    r'<picture>.*?srcset="[^"]*?([\w-]+\.svg)".*?src="[^"]*?([\w-]+\.svg)".*?alt="([^"]*)".*?</picture>', re.DOTALL
-)
+_PICTURE = re.compile(r'<picture>.*?alt="([^"]*)".*?</picture>', re.DOTALL)
 _OF_EACH_THEME = "\n\n".join(
-    f"```{{image}} \\{number}\n:class: only-{theme}\n:alt: \\3\n```" for number, theme in ((1, "dark"), (2, "light"))
+    f"```{{image}} speed-{theme}.svg\n:class: only-{theme}\n:alt: \\1\n```" for theme in ("dark", "light")
 )
 _OUTCOME, _BASIS = ("outcome", list(Outcome)), ("basis", list(Basis))
 
@@ -87,7 +86,8 @@ def ledger(ledgers: Sequence[Ledger], own: Tables, chapters: Sequence[Chapter], 
 
 
 def _claim(one: Ledger, claim: Mapping[str, str], chapters: Sequence[Chapter], studies: Container[str]) -> str:
-    source = f" [{one.document}]({one.url}#:~:text={quote(claim['phrase'])})" if one.url else ""
+    phrase = " ".join(next(iter(passages(str(claim["quote"]))), "").split()[:8])
+    source = f" [{one.document}]({one.url}#:~:text={quote(phrase)})" if one.url else ""
     links = [f"{{record}}`{name}`" for name in claim["names"] if name in studies]
     links += [f"[{title}](#{label})" for label, title in _sections(chapters, one.key, claim["names"])]
     said = {
@@ -124,9 +124,7 @@ def findings(chapters: Sequence[Chapter]) -> str:
         if one.findings:
             parts.append(f"## [{one.title}]({one.name}.ipynb)")
             parts.append("\n".join(f"- {_line(found.text)}" for found in one.findings))
-    known = pd.DataFrame.from_dict(
-        counted({one.title: one.notebook for one in chapters}), orient="index", columns=list(WAYS)
-    )
+    known = pd.DataFrame(counted({one.title: one.notebook for one in chapters}), list(WAYS)).T
     if len(known):
         known.loc["all chapters"] = known.sum()
         parts += [

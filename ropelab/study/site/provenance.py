@@ -3,7 +3,6 @@
 import os
 import platform
 from collections import defaultdict
-from datetime import datetime
 
 import torch
 
@@ -50,13 +49,10 @@ def changed_code(record: records.Record) -> str:
 def origin() -> list[str]:
     """Where and when this report was made: time, commit, machine, software."""
     here = records.environment()
-    machine = here["gpu"]["name"]
-    if not torch.cuda.is_available():
-        machine = f"{platform.machine()} CPU, {os.cpu_count()} cores, no GPU"
-    changed = " with local changes" if here["dirty"] is True else ""
+    cpu = f"{platform.machine()} CPU, {os.cpu_count()} cores, no GPU"
     return [
-        f"{datetime.fromisoformat(here['utc']):%Y-%m-%d %H:%M} UTC",
-        f"commit {here['commit'][:12]}{changed}",
-        machine,
+        f"{here['utc'][:16].replace('T', ' ')} UTC",
+        f"commit {here['commit'][:12]}" + " with local changes" * (here["dirty"] is True),
+        here["gpu"]["name"] if torch.cuda.is_available() else cpu,
         f"Python {here['python']}, torch {here['torch']}, triton {here['triton']}",
     ]
