@@ -231,7 +231,7 @@ def _reports(
 
 @app.command()
 def env() -> None:
-    """Show the GPU, the versions, the backend and the state of the plugins, for a report of a fault."""
+    """Print the GPU, versions, backend and state of the plugins, for bug reports."""
     load()
     from ropelab.command.environment import report
 

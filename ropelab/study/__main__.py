@@ -223,7 +223,7 @@ def memcheck() -> None:
 
 @app.command()
 def plugins() -> None:
-    """Hold the plugins to the classes of vLLM and SGLang, and say which of them this environment lacks."""
+    """Compare layers of vLLM and SGLang with and without the plugins, on a CPU, where these packages are installed."""
     run(sys.executable, "-m", "pytest", "-rs", "tests/interop/test_serving.py", "tests/interop/test_plugins.py")
 
 
