@@ -127,7 +127,9 @@ class Judge:
 
     def table(self, names: Sequence[str]) -> pd.DataFrame:
         """A row for each step: its machine code, its roofs and its recorded time."""
-        return pd.DataFrame([self._row(name) for name in names]).fillna("")
+        rows = [self._row(name) for name in names]
+        columns = dict.fromkeys(column for row in reversed(rows) for column in row)
+        return pd.DataFrame(rows, columns=[*columns]).fillna("")
 
     def _row(self, name: str) -> dict[str, str]:
         facts, row = self.facts(name), {"step": name}
