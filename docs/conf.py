@@ -19,7 +19,6 @@ nb_ipywidgets_js = {}
 
 autoclass_content = "both"
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
 autodoc_mock_imports = [name for name in ("torchtitan", "transformers", "diffusers") if not find_spec(name)]
 default_role = "py:obj"
 maximum_signature_line_length = 88
