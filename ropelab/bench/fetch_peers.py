@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import http.client
 import importlib.util
+import itertools
 import os
 import platform
 import re
@@ -24,6 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+
+from ropelab.bench import whole_file
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "data" / "peers.toml"
@@ -194,12 +197,11 @@ def has_gpu(devices: Path = Path("/dev")) -> bool:
     if any(devices.glob("nvidia[0-9]*")):
         return True
     smi = shutil.which("nvidia-smi")  # of the Windows Subsystem for Linux, which has no such devices
-    if smi is None:
-        return False
     try:
-        return "GPU 0" in subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=10, check=False).stdout
+        asked = smi and subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
+    return bool(asked) and "GPU 0" in asked.stdout
 
 
 def fetch(entries: Sequence[Entry], peers: Path, *, large: bool | None = None) -> None:
@@ -224,34 +226,33 @@ def fetch(entries: Sequence[Entry], peers: Path, *, large: bool | None = None) -
             (for_gpus, "for an NVIDIA GPU (`python -m ropelab.study peers --large` fetches them)"),
         ):
             if left_out:
-                _say(f"not fetched: {_with_sizes(left_out)}, {why}")
+                _say(f"not fetched: {_size(left_out)}: {', '.join(map(str, left_out))}, {why}")
         if wanted := [entry for entry in missing if entry not in foreign + for_gpus]:
-            _say(f"to fetch: {_with_sizes(wanted)}")
+            _say(f"to fetch: {_size(wanted)}")
             _fetch_all(wanted, peers)
 
 
 def _fetch_all(wanted: Sequence[Entry], peers: Path) -> None:
-    unreachable: dict[type, list[Entry]] = {}
+    unreachable: dict[type, list[str]] = {}
     for number, entry in enumerate(wanted, 1):
         if type(entry) in unreachable:
-            unreachable[type(entry)].append(entry)
+            unreachable[type(entry)].append(entry.name)
             continue
-        if isinstance(entry, Package) and entry.large:
-            _say(f"[{number}/{len(wanted)}] {entry}, {_size(entry.bytes)}")
+        if entry.large:
+            _say(f"[{number}/{len(wanted)}] {entry}, {_size([entry])}")
         try:
-            with _partial(peers) as partial:
-                if isinstance(entry, Commit):
-                    _fetch_files(entry, peers, partial)
-                else:
+            if isinstance(entry, Commit):
+                _fetch_files(entry, peers)
+            else:
+                with _partial(peers) as partial:
                     _fetch_package(entry, peers, partial)
         except Unreachable:
-            unreachable[type(entry)] = [entry]
+            unreachable[type(entry)] = [entry.name]
         except (Refused, OSError, zipfile.BadZipFile) as error:
             _say(f"{entry}: {error}")
         else:
             _say(f"[{number}/{len(wanted)}] {entry} is there")
-    if unreachable:
-        names = dict.fromkeys(entry.name for entries in unreachable.values() for entry in entries)
+    if names := dict.fromkeys(itertools.chain(*unreachable.values())):
         _say(f"no network, so these stay missing, and the study goes on: {', '.join(names)}")
 
 
@@ -259,33 +260,28 @@ def _fetch_all(wanted: Sequence[Entry], peers: Path) -> None:
 
 
 def _fetch_package(package: Package, peers: Path, partial: Path) -> None:
-    unpacked = partial / "unpacked"
-    if package.is_wheel:
-        _pip(package, partial, "download", "--dest", str(partial), *_tag_options(package))
-        missing = package.missing(peers)
-        with zipfile.ZipFile(partial / package.download) as wheel:
-            if lacking := [file for file in package.files if file not in wheel.namelist()]:
-                raise Refused(f"expected {', '.join(lacking)} in {package.download}, got a wheel without")
-            wheel.extractall(unpacked, missing if package.only_files else None)
-    else:
-        options = ("--no-build-isolation", f"--no-binary={package.name}", "--target", str(unpacked))
-        _pip(package, partial, "install", *options)
-    folder = peers / package.folder
-    if package.only_files:
-        for file in missing:
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (unpacked / file).replace(folder / file)
-    else:
+    """Let pip download a wheel, and unpack it; or let pip build a source distribution."""
+    folder, unpacked = peers / package.folder, partial / "unpacked"
+    if not package.is_wheel:
+        _pip(package, partial, "install", "--no-build-isolation", f"--no-binary={package.name}", f"--target={unpacked}")
         unpacked.replace(folder)
-
-
-def _tag_options(package: Package) -> list[str]:
-    """The options that make pip take the wheel of this name on every Python and platform."""
+        return
     python, abi, platforms = package.tags
-    implementation, digits = python[:2], python[2:]
-    version = ".".join(filter(None, (digits[:1], digits[1:])))
-    options = ["--only-binary=:all:", "--ignore-requires-python", "--implementation", implementation, "--abi", abi]
-    return [*options, "--python-version", version, *(f"--platform={platform}" for platform in platforms)]
+    version = ".".join(filter(None, (python[2:3], python[3:])))
+    # The wheel of this name, whatever Python and machine fetch it.
+    options = ["--only-binary=:all:", "--ignore-requires-python", f"--implementation={python[:2]}", f"--abi={abi}"]
+    options += [f"--python-version={version}", *(f"--platform={platform}" for platform in platforms)]
+    _pip(package, partial, "download", f"--dest={partial}", *options)
+    missing = package.missing(peers) if package.only_files else None
+    with zipfile.ZipFile(partial / package.download) as wheel:
+        if lacking := set(package.files) - set(wheel.namelist()):
+            raise Refused(f"expected {', '.join(sorted(lacking))} in {package.download}, got a wheel without")
+        wheel.extractall(unpacked, missing)
+    for file in missing or ():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (unpacked / file).replace(folder / file)
+    if missing is None:
+        unpacked.replace(folder)
 
 
 def _pip(package: Package, partial: Path, command: str, *options: str) -> None:
@@ -301,9 +297,8 @@ def _pip(package: Package, partial: Path, command: str, *options: str) -> None:
         raise Refused("this Python has no pip to fetch it with; without PYTHON= make uses its own environment")
     requirements, log = partial / "requirements.txt", partial / "pip.log"
     requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="utf-8")
-    asked = [sys.executable, "-m", "pip", command, "--require-hashes", "--requirement", str(requirements)]
-    asked += ["--no-deps", "--retries", "0", "--log", str(log), *options]
-    asked += [] if package.large else ["--quiet"]
+    asked = [sys.executable, "-m", "pip", command, "--require-hashes", f"--requirement={requirements}", "--no-deps"]
+    asked += ["--retries=0", f"--log={log}", *options, *([] if package.large else ["--quiet"])]
     # The constraints of a container name versions of their own, and --user contradicts --target.
     environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
     environment |= {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **package.environment}
@@ -314,32 +309,27 @@ def _pip(package: Package, partial: Path, command: str, *options: str) -> None:
         raise Refused(f"expected sha256 {package.sha256}, got {other[1]}")
     if log.exists() and _UNREACHABLE.search(log.read_text(encoding="utf-8", errors="replace")):
         raise Unreachable
-    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or done.stderr.splitlines()
-    raise Refused(errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {done.returncode}")
+    lines = done.stderr.splitlines() or [f"pip ended with {done.returncode}"]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    raise Refused((errors or lines)[-1])
 
 
 # ---------------------------------------------------------------------------------------------- files of repositories
 
 
-def _fetch_files(commit: Commit, peers: Path, partial: Path) -> None:
+def _fetch_files(commit: Commit, peers: Path) -> None:
     for path in commit.missing(peers):
-        content = _download(f"{RAW_FILES}/{commit.repository}/{commit.commit}/{path}")
+        address = f"{RAW_FILES}/{commit.repository}/{commit.commit}/{path}"
+        try:
+            with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
+                content = answer.read()
+        except urllib.error.HTTPError as error:
+            raise Refused(f"{address}: expected the file, got {error.code} {error.reason}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable from error
         if (found := hashlib.sha256(content).hexdigest()) != commit.sha256[path]:
             raise Refused(f"{path}: expected sha256 {commit.sha256[path]}, got {found}")
-        (partial / "file").write_bytes(content)
-        file = peers / commit.folder / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        (partial / "file").replace(file)
-
-
-def _download(address: str) -> bytes:
-    try:
-        with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
-            return answer.read()
-    except urllib.error.HTTPError as error:
-        raise Refused(f"{address}: expected the file, got {error.code} {error.reason}") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise Unreachable from error
+        whole_file.write(peers / commit.folder / path, content)
 
 
 # ------------------------------------------------------------------------------------------------------------- helpers
@@ -373,24 +363,11 @@ def _partial(peers: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _with_sizes(entries: Sequence[Entry]) -> str:
-    """The number of the entries, their size, and the names of the large entries."""
-    parts = []
-    packages = [entry for entry in entries if isinstance(entry, Package)]
-    if packages:
-        parts.append(f"{_count(packages, 'package')} of {_size(sum(package.bytes for package in packages))}")
-    if files := [path for entry in entries if isinstance(entry, Commit) for path in entry.files]:
-        parts.append(_count(files, "file") + " of public repositories")
-    large = ", ".join(f"{entry} {_size(entry.bytes)}" for entry in packages if entry.large)
-    return " and ".join(parts) + (f" ({large})" if large else "")
-
-
-def _count(things: Sequence[object], word: str) -> str:
-    return f"{len(things)} {word}{'s' * (len(things) != 1)}"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{max(1, round(count / 1e3))} KB"
+def _size(entries: Sequence[Entry]) -> str:
+    """The number of the entries, and the size of the packages among them."""
+    size = sum(entry.bytes for entry in entries if isinstance(entry, Package))
+    files = sum(len(entry.sha256) for entry in entries if isinstance(entry, Commit))
+    return f"{size / 1e6:.{0 if size >= 1e6 else 2}f} MB of packages" + f" and {files} files of public repositories" * bool(files)
 
 
 def _say(what: str) -> None:
