@@ -17,11 +17,11 @@ import subprocess
 import tempfile
 import tomllib
 from collections.abc import Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropelab.bench import packages, processes, whole_file
+from ropelab.bench import packages, whole_file
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "data" / "peers.toml"
@@ -132,38 +132,32 @@ def read_list(file: Path = LIST) -> list[Compiled]:
 
 def compile_all(libraries: Sequence[Compiled], peers: Path, nvcc: str, arch: str) -> None:
     """Compile the libraries side by side, and print a line for each."""
-    running = []
-    with tempfile.TemporaryDirectory() as name, ExitStack() as started:
-        for library in libraries:
-            target = library.path(peers, arch)
-            needs = [each for each in (library.source, *library.include, library.library) if each]
-            absent = [each for each in needs if not (peers / each).exists()]
-            if absent:
-                _say(f"{target.name}: not compiled, because build/peers/{absent[0]} is not there")
-                continue
-            try:
-                library.check(peers)
-            except packages.NotInstalled as error:
-                _say(f"{target.name}: not compiled: {error}")
-                continue
-            folder = Path(name) / library.name
-            folder.mkdir()
-            target.parent.mkdir(parents=True, exist_ok=True)
-            new = target.with_suffix(f".{os.getpid()}.partial")
-            command = library.command(nvcc, peers, arch, folder, new)
-            started.callback(new.unlink, missing_ok=True)
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            started.callback(processes.kill, process)
-            running.append((library, target, new, process))
-        for library, target, new, process in running:
-            output, _ = process.communicate()
-            if process.returncode:
-                _say(f"{target.name}: nvcc could not compile it, and the study goes on: {output.strip()[-300:]}")
-            else:
-                about = json.dumps(library.about(nvcc, new), indent=2)
-                whole_file.write(target.with_suffix(".json"), about + "\n")
-                new.replace(target)
-                _say(f"{target.name}: compiled")
+    with ThreadPoolExecutor() as threads:
+        said = threads.map(lambda library: _compile(library, peers, nvcc, arch), libraries)
+        for library, outcome in zip(libraries, said, strict=True):
+            _say(f"{library.path(peers, arch).name}: {outcome}")
+
+
+def _compile(library: Compiled, peers: Path, nvcc: str, arch: str) -> str:
+    """Compile a library, and say so, or why it is not compiled."""
+    for needed in filter(None, (library.source, *library.include, library.library)):
+        if not (peers / needed).exists():
+            return f"not compiled, because build/peers/{needed} is not there"
+    try:
+        library.check(peers)
+    except packages.NotInstalled as error:
+        return f"not compiled: {error}"
+    target = library.path(peers, arch)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
+        new = Path(folder) / target.name
+        command = library.command(nvcc, peers, arch, Path(folder), new)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode:
+            return f"nvcc could not compile it, and the study goes on: {done.stdout.strip()[-300:]}"
+        whole_file.write(target.with_suffix(".json"), json.dumps(library.about(nvcc, new), indent=2) + "\n")
+        new.replace(target)
+    return "compiled"
 
 
 def architecture() -> str | None:

@@ -367,7 +367,10 @@ def _size(entries: Sequence[Entry]) -> str:
     """The number of the entries, and the size of the packages among them."""
     size = sum(entry.bytes for entry in entries if isinstance(entry, Package))
     files = sum(len(entry.sha256) for entry in entries if isinstance(entry, Commit))
-    return f"{size / 1e6:.{0 if size >= 1e6 else 2}f} MB of packages" + f" and {files} files of public repositories" * bool(files)
+    return (
+        f"{size / 1e6:.{0 if size >= 1e6 else 2}f} MB of packages"
+        + f" and {files} files of public repositories" * bool(files)
+    )
 
 
 def _say(what: str) -> None:

@@ -24,7 +24,7 @@ app = typer.Typer(help="Measure, run the notebooks, draw, report.", no_args_is_h
 Smoke = Annotated[bool, typer.Option("--smoke", help="Tiny parameters: does everything run?")]
 Gpu = Annotated[str, typer.Option(help="Whose records: a folder of data/measurements; by default of the reference.")]
 
-MEASURING = ("ropelab.study.engine.tasks", processes.COMPILER)
+MEASURING = ("ropelab.study.engine.registered", "ropelab.study.engine.tasks", processes.COMPILER)
 REPORTING = ("ropelab.study.engine.runner", "ropelab.study.site.ledgers")
 """The modules of what runs in processes of its own."""
 
