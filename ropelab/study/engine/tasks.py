@@ -41,9 +41,8 @@ def results(
     """
     beside = _side_by_side(wanted, state, seconds) if apart else {}
     for name, study in wanted.items():
-        done = {what: beside[task] for what in WHAT if (task := (name, what)) in beside}
-        parts = tuple(done.values())
-        found = next((done[what].found for what in (UNTIMED, MEASURED) if what in done), None)
+        parts = tuple(beside[task] for what in WHAT if (task := (name, what)) in beside)
+        found = next((part.found for part in parts if part.found is not None), None)
         if found is not None and not study.timed:
             yield name, Result(found, beside=parts)
             continue
@@ -115,14 +114,15 @@ def beside_others(function: Callable[[], Any], clock: Callable[[], AbstractConte
     The task has no result if memory ran out, because other tasks may have used it.
 
     Args:
-        clock: `timing.stopped`, where each contender is called once and so compiled; or `timing.refused`.
+        clock: `timing.stopped`, where each contender is called once and so compiled, and the result has no table; or
+            `timing.refused`.
     """
     # The output goes to a file and not to None, because packages that compile flush it.
     with clock(), tuning.not_kept(), gpu_memory.shared(), open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         result = run(function)
     if isinstance(result.found, pd.DataFrame) and _speaks_of_memory(result.found):
         result = replace(result, found=None, error="a row of it ran out of memory")
-    return result
+    return replace(result, found=None) if clock is timing.stopped else result
 
 
 def _speaks_of_memory(table: pd.DataFrame) -> bool:
