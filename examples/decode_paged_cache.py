@@ -1,6 +1,8 @@
 """Decode with a paged cache: each step rotates q and k, and writes k and v, in one pass over one token a sequence.
 
 A decode that computes everything again in each step has to choose the same tokens.
+
+It takes some 7 s of CPU time on two cores.
 """
 
 import torch

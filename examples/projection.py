@@ -9,6 +9,8 @@ sum of n products, then for q and k a rotation ``y0 c - y1 s`` of two such sums,
 
 The gradient has the same steps in the other order. All in all: ``(2 n u + 2 u + 2 s)`` times the magnitudes, to first
 order; a twentieth on top of that is ample for the higher orders, since n u and s are below 2^-8.
+
+It takes some 3 s of CPU time on two cores.
 """
 
 import torch

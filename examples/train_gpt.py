@@ -1,4 +1,7 @@
-"""Train a small GPT on dense sequences, on packed sequences, and on packed sequences with torch.compile."""
+"""Train a small GPT on dense sequences, on packed sequences, and on packed sequences with torch.compile.
+
+It takes some 100 s of CPU time on two cores, and there torch.compile needs a C++ compiler.
+"""
 
 import torch
 from torch import nn
