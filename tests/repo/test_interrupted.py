@@ -76,7 +76,7 @@ def started(folder, build, code=RUN):
         cwd=folder,
     )  # fmt: skip
     limit = time.monotonic() + 120
-    while len(list((folder / "pids").iterdir())) < 4 or code == RUN and not list(build.glob("unfinished-*")):
+    while len(list((folder / "pids").iterdir())) < 4 or code == RUN and not list(build.glob("unfinished/*/*")):
         assert program.poll() is None and time.monotonic() < limit, program.communicate()
         time.sleep(0.2)
     return program, psutil.Process(program.pid).children(recursive=True)
