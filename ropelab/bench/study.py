@@ -29,6 +29,7 @@ class Study:
         wide: whether a timed study is measured only if the user names it. No claim and no table of README needs it.
         short: a function as ``table`` that measures a part of a wide study in at most a minute. ``make reproduce``
             measures this part, so that the book shows times of the GPU at hand.
+        sources: gives the text of further code that the study measures, by name, which lies in no module.
         rows: the rows of the table of a whole run, those of one contender where contenders may be missing; 0 where they
             depend on the laws, models or packages at hand.
         kernels_unknown: why a record cannot name the kernels that the study launched; "" if it can.
@@ -40,6 +41,7 @@ class Study:
     timed: bool = True
     wide: bool = False
     short: Callable[..., pd.DataFrame] | None = None
+    sources: Callable[[], Mapping[str, str]] | None = None
     rows: int = 0
     kernels_unknown: str = ""
 

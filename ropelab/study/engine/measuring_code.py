@@ -2,8 +2,8 @@
 
 python -m ropelab.study.engine.measuring_code dense lengths     # for these studies, as their code is today
 
-The code of a study is each function, class and constant that its functions reach in ``bench`` and ``study``, and of
-`kernel_steps` the cells of its chapter. What all studies share, which times calls, makes their inputs and holds their
+The code of a study is each function, class and constant that its functions reach in ``bench`` and ``study``, and its
+``sources``, as the cells of a chapter. What all studies share, which times calls, makes their inputs and holds their
 results to the formula, is the timer's, and so are the adapters that call the peers. Published code has its own entry in
 a record, and how work is spread over processes is no part of a measurement.
 """
@@ -18,7 +18,6 @@ from functools import cache, partial
 from ropelab.bench import code_hash, staleness, whole_file
 from ropelab.bench.records import ROOT
 from ropelab.study.engine.registered import all_studies
-from ropelab.study.topics.kernel_steps import step, timed
 
 _SOURCES = code_hash.of_folder(ROOT / "ropelab")
 SHARED = ("bench.timing.", "bench.workloads.", "bench.copies.", "bench.compare.", "bench.cells.")
@@ -40,7 +39,9 @@ def hashes(read: code_hash.Read = _SOURCES) -> dict[str, str]:
     found = {name: reached(study.functions) for name, study in sorted(all_studies().items()) if study.timed}
     timer = reached({name for each in found.values() for name in each if name.startswith(SHARED)})
     own = {name: each.items() - timer.items() for name, each in found.items()}
-    own[timed.RECORD] |= {(name, code_hash.digest(ast.parse(cell))) for name, cell in step.sources().items()}
+    for name, study in all_studies().items():
+        if study.sources:
+            own[name] |= {(part, code_hash.digest(ast.parse(text))) for part, text in study.sources().items()}
     timer |= {module: code_hash.digest(ast.parse(read(module) or b"")) for module in ADAPTERS}
     return {name: code_hash.digest(sorted(code)) for name, code in ({staleness.TIMER: timer.items()} | own).items()}
 

@@ -15,7 +15,7 @@ from ropelab.bench.cells import progress
 from ropelab.bench.compare import tidy
 from ropelab.bench.rows import are_copies
 from ropelab.bench.study import Study
-from ropelab.study.topics.kernel_steps.step import STEPS, Inputs, Step
+from ropelab.study.topics.kernel_steps.step import STEPS, Inputs, Step, sources
 
 RECORD = "kernel_steps"
 """The name of the record."""
@@ -154,4 +154,4 @@ def _calls(run: Callable[[Inputs], torch.Tensor], sets: Sequence[Inputs]) -> lis
     return [partial(run, inputs) for inputs in sets]
 
 
-STUDIES = {RECORD: Study(kernel_steps, gpu_gib=4, rows=4)}
+STUDIES = {RECORD: Study(kernel_steps, gpu_gib=4, sources=sources, rows=4)}
