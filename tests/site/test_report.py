@@ -60,7 +60,10 @@ def study(tmp_path_factory):
         new_code_cell(
             "from ropelab.study.engine.findings import finding\nfinding(f'the size $n$ is {size}', headline=True)"
         ),
-        new_code_cell("finding('a smaller finding')"),
+        new_code_cell(
+            "from ropelab.study.engine.findings import further\n"
+            "finding('a smaller finding')\nfurther(['one that is folded'], 'tested')"
+        ),
     )
     write("02_bad.ipynb", new_code_cell("print('so far')"), new_code_cell("1 / 0"), new_code_cell("print('never')"))
     build = folder / "build"
@@ -121,7 +124,9 @@ def test_the_first_page_says_what_it_is_then_leads_to_the_guide_and_tells_the_he
     story = soup.select_one("#main-finding")
     assert story.math and "is 7" in story.p.text and story.img["alt"] == "the size $n$ is 7"
     assert (study[0] / "build" / "report" / story.img["src"]).read_text().startswith("<svg")
-    assert "a smaller finding" not in soup.text and "a smaller finding" in opened(study, "findings").text
+    for smaller in ("a smaller finding", "one that is folded (tested)"):
+        assert smaller not in soup.text and smaller in opened(study, "findings").text
+    assert opened(study, "01_good").select_one(".cell_output details li").text == "one that is folded (tested)"
     assert {image["alt"] for image in opened(study, "01_good").select("article img")} == {"the size n is 7"}
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-FINDING, HEADLINE, KNOWN_BY = "ropelab/finding", "ropelab/headline", "ropelab/known-by"
+FINDING, FURTHER, HEADLINE, KNOWN_BY = (f"ropelab/{name}" for name in ("finding", "further", "headline", "known-by"))
 
 PROVED, EXHAUSTED, TESTED, MEASURED = "proved", "checked exhaustively", "tested", "measured"
 WAYS = PROVED, EXHAUSTED, TESTED, MEASURED
@@ -41,9 +41,11 @@ def further(texts: Sequence[str], by: str) -> None:
     from IPython.display import display
 
     _check(by)
-    told = "".join(f"- {text} ({by})\n" for text in texts)
+    found = [f"{text} ({by})" for text in texts]
+    told = "".join(f"- {text}\n" for text in found)
     markdown = f"<details><summary>More findings ({len(texts)})</summary>\n\n{told}\n</details>"
-    display({"text/markdown": markdown, "text/plain": told}, raw=True, metadata={KNOWN_BY: [by] * len(texts)})
+    data = {"text/markdown": markdown, "text/plain": told}
+    display(data, raw=True, metadata={FURTHER: found, KNOWN_BY: [by] * len(texts)})
 
 
 def statements(rows: Sequence[str], by: str) -> None:

@@ -7,10 +7,12 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
-from ropelab.study.engine.findings import FINDING, HEADLINE
+from ropelab.study.engine.findings import FINDING, FURTHER, HEADLINE
 from ropelab.study.engine.record_links import RECORDS
 from ropelab.study.engine.runner import Run
 
+# The text of an output brings no markup into a page but for a fold.
+_FOLD = re.compile(r"^(<details><summary>[^<]*</summary>|</details>)$", re.MULTILINE)
 # The label of a folded cell that papermill gives a tag.
 LABELS = {"parameters": "parameters", "injected-parameters": "parameters of this run", "answer": "answer"}
 
@@ -77,6 +79,9 @@ def chapter(run: Run) -> Chapter:
                     found.findings.append(Finding(text, bool(metadata.get(HEADLINE)), figure))
                     if last and (image := last.metadata.mystnb.image)["alt"] == heading:
                         image["alt"] = re.sub("[`$]", "", text)  # for who cannot see the figure
+                elif texts := metadata.get(FURTHER):
+                    found.findings += [Finding(text, False, None) for text in texts]
+                    data["text/markdown"] = _FOLD.sub(r"```{raw} html\n\1\n```", data["text/markdown"])
                 elif svg := data.get("image/svg+xml"):
                     last, figure = cell, (f"{run.name}-{cell.id}.svg", svg)
                     cell.metadata.mystnb.setdefault("image", {"alt": heading})
