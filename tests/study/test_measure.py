@@ -439,6 +439,20 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path, monkeypatch, 
     assert {("one", "stopped"), ("one", "runs")} <= set(as_on_a_gpu)
 
 
+def test_the_duration_is_told_from_the_seconds_of_records(tmp_path, as_on_a_gpu, capsys):
+    for name, seconds, beside in (("one", 100.0, 30.0), ("parts", 300.0, 45.0)):
+        noted = {"smoke": False, "seconds": seconds, "seconds_beside": beside}
+        records.write(name, pd.DataFrame({"cell": ["a"]}), tmp_path / "committed", parameters=noted)
+    measure.measure(tmp_path, build=tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert states(lines[0], 2, 7, 25)  # 45 s side by side, then 100 s and 300 s
+    after = [line for line in lines if line.startswith("  [")]
+    assert states(after[0], 5, 0) and states(after[1], 0, 0)
+    a_part = dataclasses.replace(registered.all_studies()["one"], wide=True, short=print)
+    found = measure.seconds({"one": a_part.in_short}, [tmp_path / "committed"], "seconds")
+    assert found == {"one": 60.0}  # of the whole study is known how long it takes, of its part that it takes a minute
+
+
 def test_an_untimed_part_is_kept_over_an_interruption(tmp_path, monkeypatch, as_on_a_gpu):
     interrupted(monkeypatch, "parts")
     with pytest.raises(KeyboardInterrupt):
