@@ -21,7 +21,7 @@ INVENTED = {"nvidia-a100-sxm4-80gb": "NVIDIA A100-SXM4-80GB", "nvidia-l40s": "NV
 @pytest.fixture
 def checkout(tmp_path):
     """A checkout without history and without a build folder."""
-    for folder in ("ropelab", "kernels", "data"):
+    for folder in ("ropelab", "kernels", "data", "docs"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=ignored)
     shutil.copy(ROOT / "README.md", tmp_path)
