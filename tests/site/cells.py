@@ -26,7 +26,9 @@ def run(
         The names of the cells, and ``findings``: the texts of the findings that they show.
     """
     (path,) = NOTEBOOKS.glob(f"{chapter}_*.ipynb")
-    sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells}
+    chapter_cells = nbformat.read(path, as_version=4).cells
+    sources = {cell.id: cell.source for cell in chapter_cells}
+    parameters = next(cell.id for cell in chapter_cells if "parameters" in cell.metadata.get("tags", []))
     if edit:
         cell, old, new = edit
         assert old in sources[cell], f"{cell}: the text that a reader is to replace is gone"
@@ -41,11 +43,11 @@ def run(
     monkeypatch.setattr(notebook, "begin", lambda: None)
     names: dict = {"__name__": path.stem, "findings_shown": shown}
     first = next(name for name in sources if "parameters." in sources[name])
-    for cell in ("parameters", first, *cells):
+    for cell in (parameters, first, *cells):
         source = sources[cell]
         linecache.cache[cell] = (len(source), None, source.splitlines(keepends=True), cell)  # for a kernel's source
         exec(compile(source, cell, "exec"), names)
-        if cell == "parameters":
+        if cell == parameters:
             assert given.keys() <= names.keys(), f"{path.stem} has no parameter {given.keys() - names.keys()}"
             names |= given
         elif cell == first:

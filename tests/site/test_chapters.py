@@ -116,3 +116,36 @@ def test_chapter_05_reads_a_record_without_a_peer(monkeypatch, lacking):
     cells = "picture", "ridge", "heads-tables", "peer-figure", "lengths-figure"
     said = run(monkeypatch, "05", *cells, instead=less).findings_shown
     assert len(said) == 3 and not any("nan" in sentence for sentence in said)
+
+
+def test_one_ratio_of_bytes_is_exactly_two_for_any_heads(monkeypatch):
+    """Three launches against one pass: with a cache of 16 bits always twice the bytes, with one of 8 bits more."""
+    moved = [run(monkeypatch, "07", "bytes-figure", k_heads=count).moved.iloc[0] for count in (1, 8, 32)]
+    assert [row["16-bit cache, passes"] for row in moved] == [2, 2, 2]
+    narrow = [row["8-bit cache, passes"] for row in moved]
+    assert narrow == sorted(narrow) and narrow[0] > 2
+
+
+def test_a_function_that_the_parameters_name_is_judged(monkeypatch, capsys):
+    target = "ropelab.interop.huggingface:apply_rotary_pos_emb"
+    judged = run(monkeypatch, "09", "judge-code", function=target, convention="huggingface").judged
+    assert not judged.failed
+
+
+def test_tables_cost_a_batch_of_one_a_third(monkeypatch, capsys):
+    for batch, once in ((1, 0.67), (8, 0.94)):
+        run(monkeypatch, "12", "bytes-of", batch=batch)
+        assert f"read once: at most {once} of a copy; read for every batch element: 0.67" in capsys.readouterr().out
+
+
+def test_the_ratio_of_bytes_depends_on_the_heads_and_not_on_the_tokens(monkeypatch, capsys):
+    for heads, ratio in ((8, "2.00"), (32, "1.25"), (1, "2.42")):
+        for tokens in (64, 4096):
+            run(monkeypatch, "13", "bytes-of", k_heads=heads, tokens=tokens)
+            assert f"ratio of {ratio}" in capsys.readouterr().out
+
+
+def test_the_gate_opens_where_the_wrong_gradient_is_right(monkeypatch):
+    found = {tokens: run(monkeypatch, "14", "gate-of", tokens=tokens) for tokens in (1, 2, 4096)}
+    assert [names.opens for names in found.values()] == [True, False, False]
+    assert found[1].error == 0 and found[2].error > 0.1 and found[4096].error == pytest.approx(2**0.5, abs=0.1)

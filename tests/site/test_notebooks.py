@@ -120,7 +120,7 @@ def test_a_wrong_parameter_is_named(check, said):
         ("01", {"seq_len": True}, "seq_len: expected int, got True"),
         ("06", {"lengths": 8}, "lengths: expected list, got 8"),
         ("02", {"base": "5e5"}, "base: expected float, got '5e5'"),
-        ("13", {"smoke": True}, "has no parameter smoke; it declares gpu, records"),
+        ("13", {"smoke": True}, "has no parameter smoke; it declares gpu, k_heads, q_heads, records, tokens"),
     ],
 )
 def test_wrong_parameters_are_refused_before_a_kernel_starts(name, given, said, tmp_path):

@@ -57,8 +57,8 @@ def statements(rows: Sequence[str], by: str) -> None:
     from IPython.display import display
 
     _check(by)
-    text = f"{len(rows)} {'statement' if len(rows) == 1 else 'statements'}: {by}."
-    display({"text/markdown": f"*{text}*", "text/plain": text}, raw=True, metadata={KNOWN_BY: [by] * len(rows)})
+    text = f"{by.capitalize()}: {len(rows)} {'statement' if len(rows) == 1 else 'statements'} above."
+    display({"text/markdown": f"> **{text}**", "text/plain": text}, raw=True, metadata={KNOWN_BY: [by] * len(rows)})
 
 
 def counted(notebooks: Mapping[str, Mapping]) -> dict[str, dict[str, int]]:

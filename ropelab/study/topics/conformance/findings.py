@@ -1,6 +1,6 @@
 """Apply the laws of `ropelab.conformance` to the catalogue of faults and to implementations at hand."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 
 import pandas as pd
@@ -126,6 +126,7 @@ def peers(
     *,
     interpreted: bool = False,
     here: bool = False,
+    watch: Callable[[Iterable, int, str], Iterable] = lambda runs, count, what: runs,
 ) -> pd.DataFrame:
     """The table of `ropelab.bench.conformance.held` on this machine's CPU, float32.
 
@@ -133,6 +134,7 @@ def peers(
         names: the names of contenders; by default all contenders.
         interpreted: whether Triton kernels are held too, in the interpreter, which takes half a minute each.
         here: whether everything runs in this process.
+        watch: passes the runs on, and may say how many have ended.
     """
     chosen = [contender for contender in CONTENDERS if names is None or contender.name in names]
     laws = None if laws is None else tuple(laws)
@@ -140,7 +142,8 @@ def peers(
     for contender in chosen:
         if interpreted or not contender.triton:
             jobs[contender.triton].append((_held_contender, (contender.name, laws)))
-    frames = list(spread(jobs[False], jobs[True], here=here))
+    runs = spread(jobs[False], jobs[True], here=here)
+    frames = list(watch(runs, sum(map(len, jobs.values())), "implementations"))
     for contender in chosen:
         if contender.triton and not interpreted:
             reason = contender.missing() or "not interpreted; the record of a GPU has it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -43,6 +43,7 @@ def kill_matrix(
     *,
     interpreted: bool = True,
     here: bool = False,
+    watch: Callable[[Iterable, int, str], Iterable] = lambda runs, count, what: runs,
 ) -> pd.DataFrame:
     """Hold faults to laws, several at a time.
 
@@ -53,6 +54,7 @@ def kill_matrix(
         laws: the names of laws; by default `laws_for` each fault.
         interpreted: whether faults in Triton run in the interpreter; without a GPU they are left out otherwise.
         here: whether everything runs in this process.
+        watch: passes the runs on, and may say how many have ended.
 
     Returns:
         A row for each fault and a column for each law, both by name. The values are ``"pass"``, ``"fail"``,
@@ -66,7 +68,7 @@ def kill_matrix(
     jobs: dict[bool, list[Job]] = {True: [], False: []}
     for name in names:
         jobs[FAULTS[name].triton].append((_statuses, (name, laws)))
-    found = dict(spread(jobs[False], jobs[True], here=here))
+    found = dict(watch(spread(jobs[False], jobs[True], here=here), len(names), "faults"))
     matrix = pd.DataFrame.from_dict({name: found[name] for name in names}, orient="index")
     return matrix[[law for law in LAWS if law in matrix]].rename_axis(index="fault", columns="law")
 
