@@ -56,4 +56,4 @@ __all__ = [
     "text_positions",
     "use_backend",
 ]
-__version__ = "0.3.0"
+__version__ = "0.4.0"
