@@ -43,7 +43,7 @@ def of_a_copy(timings: pd.DataFrame, footer: str = "") -> Figure:
             ax.axhline(
                 left, color="grey", linewidth=1.2, linestyle=":", label="if every batch element reads the tables again"
             )
-        ax.set(xscale="log")
+        ax.set(xscale="log", ylim=(0, 1.02))
         ticks.at(ax.xaxis, sorted((rows.tables_bytes / 1e6).unique()), "{:.0f}".format)
     label = "cosines and sines of the S positions, MB"
     return panels.finish(label, "fraction of the best copy of x", legend=3)

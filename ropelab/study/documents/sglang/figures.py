@@ -55,11 +55,12 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
             ("fewer than 2048 tokens", 0, "o", ~large),
             ("2048 tokens and more", 1, "D", large),
         ):
-            look = {"color": COLORBLIND[color], "marker": marker, "markersize": 5, "linewidth": 0.8, "alpha": 0.6}
-            for number, (_, line) in enumerate(table[rows].iterrows()):
-                ax.plot(place[:joined], line[:joined], label=label if not number else None, **look)
-                ax.plot(place[joined:], line[joined:], **look)
-        ax.plot(place, table.median(), "_k", markersize=34, markeredgewidth=2.5, label="median", zorder=5)
+            look = {"color": COLORBLIND[color], "marker": marker, "markersize": 7, "capsize": 3}
+            low, middle, high = (table[rows].quantile(part) for part in (0.2, 0.5, 0.8))
+            for part, named in ((slice(joined), label), (slice(joined, None), None)):
+                reach = [(middle - low)[part], (high - middle)[part]]
+                ax.errorbar(place[part] + 0.12 * (color - 0.5), middle[part], reach, label=named, **look)
+        ax.plot(place, table.median(), "_k", markersize=34, markeredgewidth=2.5, label="median of all", zorder=5)
         low, high = stated.loc[_CLAIMS[peer], ["low", "high"]]
         if np.isfinite(high):
             ax.axhspan(low, high, color="0.75", alpha=0.6, label=f"claimed, {low:g} to {high:g}", zorder=0)

@@ -42,7 +42,8 @@ def bounds_figure(evidence: pd.DataFrame, faults: pd.DataFrame | None = None) ->
 
 
 def _fault_panel(ax, faults: pd.DataFrame) -> None:
-    sns.barplot(faults, y="fault", x="fraction", hue="dtype", palette=COLORBLIND[: faults.dtype.nunique()], ax=ax)
+    dots = {"jitter": False, "size": 8, "palette": COLORBLIND[: faults.dtype.nunique()]}
+    sns.stripplot(faults, y="fault", x="fraction", hue="dtype", ax=ax, **dots)  # bars on a log axis begin nowhere
     ax.axvline(1, color="black", lw=1)
     caught, mildest = (faults.fraction > 1).sum(), faults.fraction.min()
     verdict = "" if caught == len(faults) else f"{caught} of {len(faults)} cases of "

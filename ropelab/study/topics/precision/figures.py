@@ -45,10 +45,10 @@ def rotations(
     left, right = panels.axes[0]
     _curves(left, found, "angle")
     _curves(right, found, "output")
-    for place, (name, radians) in enumerate(LOSSES.items()):
-        _line(left, radians, name, 0.01 + 0.09 * place)
-    _line(right, findings.BF16_ROUNDING, "storing in bf16 rounds by this")
-    _line(right, findings.FP32_ROUNDING, "storing in fp32 rounds by this", 0.6)
+    for (name, radians), side in zip(LOSSES.items(), ("top", "center", "bottom"), strict=True):
+        _line(left, radians, name, side)
+    _line(right, findings.BF16_ROUNDING, "rounding to bf16")
+    _line(right, findings.FP32_ROUNDING, "rounding to fp32")
     left.set(ylabel="largest error of an angle (rad)", title="The angle, full turns included")
     right.set(ylabel="largest error over the length of the pair", title="A rotated pair of features")
     return _finish(panels, "position (tokens; largest error of each octave)", untimed)
@@ -130,10 +130,10 @@ def _positions_axis(ax, positions: pd.Series) -> None:
     ticks.at(ax.xaxis, [2**k for k in range(first, last + 1, 4)])
 
 
-def _line(ax, height: float, text: str, place: float = 0.01) -> None:
+def _line(ax, height: float, text: str, side: str = "center") -> None:
+    """Draw a line of reference, with its name beside the panel, where no curve runs."""
     ax.axhline(height, color="0.25", linewidth=0.9, linestyle=":")
-    ax.annotate(text, (place, height), (0, 2), xycoords=("axes fraction", "data"), textcoords="offset points", size=8,
-                color="0.25")  # fmt: skip
+    ax.annotate(text, (1.01, height), xycoords=("axes fraction", "data"), va=side, size=9, color="0.25")
 
 
 def _finish(panels: Panels, label: str, untimed: pd.DataFrame | None = None) -> Figure:
