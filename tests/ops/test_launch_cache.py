@@ -148,16 +148,7 @@ def test_random_sequences_of_calls_on_a_gpu():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.process
-@pytest.mark.gpu
-def test_a_key_that_mixes_the_alignments_faults_on_a_gpu():
-    done = in_a_process_of_its_own("1", "100", "mixed")
-    assert done.returncode != 0 and "misaligned" in done.stdout + done.stderr, done.stdout + done.stderr
-
-
 if __name__ == "__main__":
-    first, number, *mixed = sys.argv[1:]
+    first, number = sys.argv[1:]
     with pytest.MonkeyPatch.context() as patch:
-        if mixed:
-            patch.setattr(launch, "alignments", one_alignment_for_all)
         check_sequences(patch, int(first), int(number))
