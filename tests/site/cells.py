@@ -23,7 +23,7 @@ def run(
         given: values of parameters.
 
     Returns:
-        The names of the cells, and ``findings``: the texts of the findings that they show.
+        The names of the cells; ``findings_shown``, the texts of the findings; ``told``, all texts of statements.
     """
     (path,) = NOTEBOOKS.glob(f"{chapter}_*.ipynb")
     chapter_cells = nbformat.read(path, as_version=4).cells
@@ -34,9 +34,12 @@ def run(
         assert old in sources[cell], f"{cell}: the text that a reader is to replace is gone"
         sources[cell] = sources[cell].replace(old, new)
     shown: list[str] = []
+    told: list[str] = []
 
-    def display(*_, metadata=None, **__):
+    def display(*data, metadata=None, **_):
         shown.extend(text for key, text in (metadata or {}).items() if key == findings.FINDING)
+        if findings.KNOWN_BY in (metadata or {}):
+            told.append(data[0]["text/plain"])
 
     monkeypatch.chdir(NOTEBOOKS)
     monkeypatch.setattr("IPython.display.display", display)
@@ -52,4 +55,4 @@ def run(
             names |= given
         elif cell == first:
             names |= instead or {}
-    return SimpleNamespace(**names)
+    return SimpleNamespace(**names, told="\n".join(told))

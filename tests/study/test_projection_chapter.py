@@ -10,7 +10,8 @@ from ropelab.bench.projection import ALONE, COMPUTED, COPY, KERNEL, OURS, PRODUC
 from ropelab.bench.projection_law import Machine, Product
 from ropelab.bench.projection_sizes import EAGER, EAGER_STEPS
 from ropelab.study.plots import gpus, marks
-from ropelab.study.topics.projection import figures, findings, kept
+from ropelab.study.topics.projection import findings, kept
+from tests.site.cells import run
 from tests.study.sentences import states
 
 MACHINE = Machine(flops=700e12, bandwidth=3e12, launch_us=2.0)
@@ -55,18 +56,13 @@ def test_losses_and_the_fastest_kernel_without_a_pass():
 
 def test_a_gpu_that_nobody_measured_takes_the_pass():
     table = findings.taken(made(gpu="A100"))
-    assert (table.taken == table[OURS]).all() and findings.choice_sentence(made(gpu="A100"))
+    assert (table.taken == table[OURS]).all()
 
 
 def test_the_rule_takes_our_product_or_the_pass():
     frame = made()
     table = findings.taken(frame)
     assert (table.taken.isin(table[KERNEL]) | table.taken.isin(table[OURS])).all()
-    large = table.query("tokens >= 4096")
-    assert states(findings.saved_sentence(frame), round((large.taken / large[OURS]).min(), 2), 6)
-    assert states(findings.choice_sentence(frame), (table.taken <= table[[KERNEL, OURS]].min(axis=1)).sum())
-    fused = frame[frame.contender == OURS].assign(contender=findings.BY_INDUCTOR, over_product=1.5)
-    assert states(findings.compiled_sentence(pd.concat([frame, fused])), 1.50)
 
 
 def of_sizes(eager: bool) -> pd.DataFrame:
@@ -85,12 +81,14 @@ def of_sizes(eager: bool) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_what_the_rule_saves_of_drawn_sizes():
-    frame = of_sizes(eager=True)
-    assert findings.drawn(frame).path.tolist() == ["product", "product", "pass"]
-    assert states(findings.drawn_sentence(frame), 2, 2, 50, 1, 3, 8193, 1024, 6144, 5.0)
-    assert states(findings.eager_sentence(frame), 1.20, 0, 3, 2)
-    assert findings.by_gpu(of_sizes(eager=False), findings.eager_sentence) == []
+def test_what_the_rule_saves_of_drawn_sizes(monkeypatch):
+    for eager in (True, False):
+        frame = of_sizes(eager)
+        assert findings.drawn(frame).path.tolist() == ["product", "product", "pass"]
+        said = run(monkeypatch, "08", "picture", "law-cell", "law-figure", "choice-cell", instead={"sizes": frame}).told
+        assert states(said, 3, 2, 2, 50, 1, 3) and states(said, 8193, 1024, 6144, 5.0)
+        said = run(monkeypatch, "08", "compiled-cell", instead={"sizes": frame, "host": None}).told
+        assert states(said, 1.20, 0, 3, 2) == eager
 
 
 def test_what_a_projection_costs_the_host():
@@ -105,13 +103,6 @@ def test_what_a_projection_costs_the_host():
     assert states(findings.host_sentence(pd.concat([frame, cached])), -2, 3, 9, -2)
 
 
-def test_findings_speak_of_one_gpu_each():
-    frame = pd.concat([made(), made(gpu="H200")], ignore_index=True)
-    first, second = findings.by_gpu(frame, findings.law_sentence, findings.best_sentence)
-    assert first.startswith("H100: ") and second.startswith("H200: ")
-    assert first.endswith(findings.best_sentence(made())) and findings.law_sentence(made()) in first
-
-
 @pytest.mark.parametrize("cmap", marks._LIGHT)
 def test_numbers_in_cells_have_contrast(cmap):
     """Small text needs a contrast of 4.5 (WCAG 2.2), on light and on dark pages."""
@@ -123,14 +114,6 @@ def test_numbers_in_cells_have_contrast(cmap):
         for seen in (tuple, dark):
             low, high = sorted(luminance(seen(color)) for color in ((0.0, 0.0, 0.0), face))
             assert (high + 0.05) / (low + 0.05) >= 4.5, face
-
-
-def test_figures_show_every_gpu():
-    frame = pd.concat([made(), made(gpu="H200")], ignore_index=True)
-    for draw in (figures.law, figures.by_tokens, figures.contenders, figures.winners):
-        drawn = draw(frame, "foot")
-        texts = [ax.get_title() for ax in drawn.axes] + [t.get_text() for one in drawn.legends for t in one.get_texts()]
-        assert all(any(gpu in text for text in texts) for gpu in ("H100", "H200")), draw.__name__
 
 
 def luminance(color) -> float:

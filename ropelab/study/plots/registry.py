@@ -17,12 +17,10 @@ from ropelab.study.topics.conformance import figures as conformance_figures
 from ropelab.study.topics.one_pass import figures as one_pass_figures
 from ropelab.study.topics.performance import figures as family_figures
 from ropelab.study.topics.precision import figures as precision_figures
-from ropelab.study.topics.projection import figures as projection_figures
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     **family_figures.FIGURES,
     **one_pass_figures.FIGURES,
-    **projection_figures.FIGURES,
     "conformance": (("conformance",), conformance_figures.peers),
     "precision_on_gpu": (("precision",), precision_figures.on_gpu),
 }
@@ -31,7 +29,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
 Documents add their own figures.
 """
 OF_EVERY_GPU = {
-    *family_figures.FIGURES, *one_pass_figures.FIGURES, *projection_figures.FIGURES,
+    *family_figures.FIGURES, *one_pass_figures.FIGURES,
 }  # fmt: skip
 """The figures whose functions take the tables of all GPUs in one, with a column ``gpu``; or of the chosen GPU."""
 
