@@ -1,9 +1,8 @@
 """Measure rotations that store 8-bit floats with block scales: DeepSeek-V4's operators, ours and vLLM's."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import pandas as pd
@@ -11,12 +10,10 @@ import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import copies, packages, replaced, same_places, timing
-from ropelab.bench.cells import progress
-from ropelab.bench.compare import tidy
-from ropelab.bench.paged_cache import OURS, VLLM
+from ropelab.bench import packages, replaced, same_places, timing
+from ropelab.bench.cache_operations import OURS, VLLM
+from ropelab.bench.operation import Contender, Operation, table
 from ropelab.bench.peers import vllm, vllm_triton
-from ropelab.bench.rows import are_copies
 from ropelab.bench.workloads import Workload
 from ropelab.kernels.block_scales import Page
 from ropelab.kernels.block_scales_torch import rows_of_cache
@@ -46,22 +43,27 @@ Run = Callable[[Tensors], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Case(ABC):
+class BlockScales(Operation):
     """An operator for ``tokens`` tokens and ``heads`` heads of bfloat16, whose last features rotate."""
 
     tokens: int
     heads: int
 
+    of_packages = True
+    scaled = True
     name: ClassVar[str]
     head_dim: ClassVar[int] = 512
 
     @property
-    def columns(self) -> dict[str, object]:
-        """The columns that identify the case in a record."""
+    def columns(self):
         return {
             "operation": self.name, "tokens": self.tokens, "heads": self.heads, "head_dim": self.head_dim,
             "rotary_dim": ROTARY_DIM, "bytes": self.bytes,
         }  # fmt: skip
+
+    @property
+    def description(self):
+        return f"{self.name}, {self.heads}, {self.tokens}"
 
     @property
     def work(self) -> Workload:
@@ -82,6 +84,23 @@ class Case(ABC):
     def bytes(self) -> int:
         """The bytes that must move, without the tables."""
 
+    def sets(self, device):
+        return self.tensors(self.work.cold_count(timing.cache_bytes()), device)
+
+    def contenders(self, sets, device):
+        found: dict[str, Contender | str] = {OURS: Contender(self.ours)}
+        try:
+            runs, version, sha256 = self.vllm()
+            return found | {name: Contender(run, version, sha256) for name, run in runs.items()}
+        except packages.NotInstalled as error:
+            return found | {VLLM: f"not run: {error}"}
+
+    def to_copy(self, call, step=""):
+        return (call["x"],)
+
+    def check(self, run, call):
+        return self.agreement(call, run(call))
+
     def tensors(self, count: int, device: torch.device | str) -> list[Tensors]:
         """The tensors of ``count`` calls."""
         draw = torch.Generator(device).manual_seed(0)
@@ -100,10 +119,6 @@ class Case(ABC):
         return {"cos": cos, "sin": sin, "positions": call["positions"], "rotary_slice": self.rotary_slice}
 
     @abstractmethod
-    def parts(self, call: Tensors) -> Sequence[same_places.Part]:
-        """The parts that a copy to the same places moves."""
-
-    @abstractmethod
     def ours(self, call: Tensors) -> Sequence[torch.Tensor]:
         """Our function."""
 
@@ -116,7 +131,7 @@ class Case(ABC):
         """
 
     @abstractmethod
-    def check(self, call: Tensors, results: Sequence[torch.Tensor]) -> str:
+    def agreement(self, call: Tensors, results: Sequence[torch.Tensor]) -> str:
         """``"ok"``, or what is wrong about results."""
 
     def rotated(self, x: torch.Tensor, call: Tensors, **options) -> torch.Tensor:
@@ -150,7 +165,7 @@ def disagreement(values: torch.Tensor, scales: torch.Tensor, right: torch.Tensor
 
 
 @dataclass(frozen=True)
-class Output(Case):
+class Output(BlockScales):
     """The inverse rotation of the output of attention, and its quantization in blocks of 128 features.
 
     Attributes:
@@ -174,7 +189,7 @@ class Output(Case):
         """The groups of the output projection: a group has eight heads."""
         return self.heads // 8
 
-    def parts(self, call):
+    def places(self, call, step=""):
         return [same_places.to_new(call["x"], itemsize=1)]
 
     def ours(self, call):
@@ -196,7 +211,7 @@ class Output(Case):
 
         return {VLLM: run, IN_TURN: in_turn}, operators.version, operators.sha256
 
-    def check(self, call, results):
+    def agreement(self, call, results):
         values, scales = (x[:MOST_CHECKED] for x in results)
         if self.packed:
             exponents = scales.contiguous().view(torch.uint8).int()
@@ -206,7 +221,7 @@ class Output(Case):
 
 
 @dataclass(frozen=True)
-class Indexer(Case):
+class Indexer(BlockScales):
     """The rotation of the queries of the indexer, and their quantization with a scale for each head."""
 
     heads: int = 64
@@ -226,7 +241,7 @@ class Indexer(Case):
             call["weights"] = call["x"][..., 0].contiguous()
         return found
 
-    def parts(self, call):
+    def places(self, call, step=""):
         return [same_places.to_new(call["x"], itemsize=1)]
 
     def ours(self, call):
@@ -242,7 +257,7 @@ class Indexer(Case):
 
         return {VLLM: run}, operators.version, operators.sha256
 
-    def check(self, call, results):
+    def agreement(self, call, results):
         values, weights = (x[:MOST_CHECKED] for x in results)
         product = call["weights"][:MOST_CHECKED].double() * self.weight_scales[0] * self.weight_scales[1]
         scales = weights.double() / product
@@ -255,7 +270,7 @@ class Indexer(Case):
 
 
 @dataclass(frozen=True)
-class Input(Case):
+class Input(BlockScales):
     """Norm and rotation of q, and the rotation of kv into a cache with blocks of 64 features."""
 
     name = "norm, rotation, cache with block scales"
@@ -280,7 +295,7 @@ class Input(Case):
             call |= {"kv": kv, "cache": cache, "slots": mine}
         return found
 
-    def parts(self, call):
+    def places(self, call, step=""):
         return [same_places.to_new(call["x"]), same_places.to_new(call["kv"], itemsize=1)]
 
     def ours(self, call):
@@ -301,7 +316,7 @@ class Input(Case):
 
         return {VLLM: run}, operators.version, operators.sha256
 
-    def check(self, call, results):
+    def agreement(self, call, results):
         x = call["x"][:MOST_CHECKED].double()
         right = self.rotated(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS), call)
         error = (results[0][:MOST_CHECKED].double() - right).norm(dim=-1) / right.norm(dim=-1)
@@ -319,9 +334,9 @@ class Input(Case):
         return disagreement(values, powers, right[:, :nope_dim], rounded=True)
 
 
-def cases() -> list[Case]:
+def cases() -> list[BlockScales]:
     """All operators, for all numbers of tokens and heads."""
-    found: list[Case] = [kind(tokens, heads) for kind in (Output, Input) for heads in HEADS for tokens in TOKENS]
+    found: list[BlockScales] = [kind(tokens, heads) for kind in (Output, Input) for heads in HEADS for tokens in TOKENS]
     found += [Output(tokens, 64, packed=True) for tokens in (1, 4096)]
     return [*found, *(Indexer(tokens) for tokens in TOKENS)]
 
@@ -329,51 +344,8 @@ def cases() -> list[Case]:
 def block_scales(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
     """Time the operators of `cases`.
 
-    Columns: operation, tokens, heads, head_dim, rotary_dim, bytes (that must move), scales (the dtype of scales);
-        contender, status, median_us, q20_us, q80_us, samples; fraction_of_copy; version and sha256 of the code of a
-        package. The copies copy q, and their time is multiplied by the share of the bytes that must move.
-        `SAME_PLACES` is the fastest copy that reads q and writes as many elements as the operator, of the same
-        size.
+    Columns: operation, tokens, heads, head_dim, rotary_dim, bytes (that must move), scales (the dtype of scales), and
+        those of `operation.compare`. The copies copy q; the copy to the same places reads q and writes as many elements
+        as the operator, of the same size.
     """
-    described = progress(
-        [Output(1, 64)] if smoke else cases(), lambda case: f"{case.name}, {case.heads}, {case.tokens}"
-    )
-    return pd.concat([_compare(case, device, rounds=3 if smoke else 9) for case in described], ignore_index=True)
-
-
-def _compare(case: Case, device: torch.device | str, rounds: int) -> pd.DataFrame:
-    sets = case.tensors(case.work.cold_count(timing.cache_bytes()), device)
-    runs: dict[str, Run] = {OURS: case.ours}
-    status: dict[str, str] = {}
-    facts: dict[str, dict[str, str]] = {"version": {}, "sha256": {}}
-    try:
-        theirs, version, sha256 = case.vllm()
-        runs |= theirs
-        facts = {"version": dict.fromkeys(theirs, version), "sha256": dict.fromkeys(theirs, sha256)}
-    except packages.NotInstalled as error:
-        status[VLLM] = f"not run: {error}"
-    status |= {name: _status(case, run, sets[0]) for name, run in runs.items()}
-    timed = {
-        name: partial(lambda run: [partial(run, call) for call in sets], run)
-        for name, run in runs.items() if status[name] == "ok"
-    }  # fmt: skip
-    timed |= copies.contenders([(call["x"],) for call in sets])
-    timed |= same_places.contenders([case.parts(call) for call in sets])
-    with torch.no_grad():
-        frame = copies.with_fraction(same_places.fastest_alone(timing.gpu_times(timed, rounds=rounds)))
-    is_copy = are_copies(frame)
-    share = case.bytes / (4 * case.numel)
-    frame = frame.assign(fraction_of_copy=frame.fraction_of_copy.where(is_copy, frame.fraction_of_copy * share))
-    frame = tidy(frame, case.columns, {name: why for name, why in status.items() if why != "ok"})
-    torch.cuda.empty_cache()  # the graphs have memory of their own
-    return frame.assign(**{name: [values.get(one, "") for one in frame.contender] for name, values in facts.items()})
-
-
-def _status(case: Case, run: Run, call: Tensors) -> str:
-    """``"ok"``, or what is wrong about a run; with the clock stopped, nothing runs."""
-    if timing.is_stopped():
-        return "ok"
-    try:
-        return case.check(call, run(call))
-    except Exception as error:  # the status records the error
-        return timing.failure(error)
+    return table([Output(1, 64)] if smoke else cases(), rounds=3 if smoke else 9, device=device)

@@ -1,10 +1,10 @@
-"""Two operations of an inference engine: a rotation, and a write into the paged cache of attention.
+"""Operations of an inference engine: a rotation, and a write into the paged cache of attention.
 
 A slot is the place of a token in a cache. Page ``s // PAGE`` has the slot ``s`` at the place ``s % PAGE``.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,16 +12,23 @@ import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import same_places
+from ropelab.bench import packages, same_places, timing
+from ropelab.bench.agreement import disagreement
+from ropelab.bench.operation import Contender, Operation
+from ropelab.bench.peers import flashinfer, vllm
 from ropelab.bench.peers.flashinfer import APPEND, NORM_APPEND, NORM_APPEND_HEADS, cos_sin_cache
 from ropelab.bench.peers.torch_library import Operators
 from ropelab.bench.workloads import Workload
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
 
+OURS, SEPARATE, VLLM, FLASHINFER = "ropelab, one launch", "ropelab, separate launches", "vLLM", "FlashInfer"
+FLASHINFER_VERSION = "0.7.2.post1"
 PAGE = 16
 """Tokens in a page, as by default in vLLM."""
 POSITIONS = 8192
 """Rows of the tables."""
+MOST_DECODED = 64
+"""Up to this number, every token belongs to another sequence. More tokens are one prompt."""
 EPS = 1e-6
 SCALE = 2.0**-4
 """The scale of all 8-bit floats: values up to 28 are finite. FlashInfer multiplies by the reciprocal; with a power of
@@ -34,10 +41,11 @@ overwrite q and k."""
 
 
 @dataclass(frozen=True)
-class Operation(ABC):
+class CacheOperation(Operation):
     """A rotation with a write into a cache, for ``tokens`` tokens.
 
-    Every call has int64 ``positions`` and ``slots`` ``[tokens]``, and caches ``[pages, PAGE, ...]``.
+    Every call has int64 ``positions`` and ``slots`` ``[tokens]``, and caches ``[pages, PAGE, ...]``, which all calls
+    share. Each call writes to slots of its own.
 
     Attributes:
         tokens: the number of tokens.
@@ -51,12 +59,16 @@ class Operation(ABC):
     float8: bool = False
     float8_q: bool = False
 
+    of_packages = True
+    scaled = True
     name: ClassVar[str]
     head_dim: ClassVar[int]
     roundings: ClassVar[float]
     """The error of a head that is allowed, in unit roundoffs: see `ropelab.bench.agreement`."""
     cached: ClassVar[tuple[str, ...]]
     """The names of the caches."""
+    flashinfer_function: ClassVar[str | None] = None
+    """The name of FlashInfer's function that computes the operation; None if there is none."""
 
     @property
     @abstractmethod
@@ -64,8 +76,7 @@ class Operation(ABC):
         """Heads of q, and heads that the operation reads beside q. An entry of the cache counts as heads of k."""
 
     @property
-    def columns(self) -> dict[str, object]:
-        """The columns that identify the operation in a record."""
+    def columns(self):
         work = self.work.columns
         dtypes = ["float8_e4m3fn" if narrow else work["dtype"] for narrow in (self.float8, self.float8_q)]
         found = {"operation": self.name, "tokens": self.tokens, "cache": dtypes[0], "q_out": dtypes[1]}
@@ -73,8 +84,7 @@ class Operation(ABC):
         return found | {"bytes": self.bytes}
 
     @property
-    def description(self) -> str:
-        """The operation in a few words."""
+    def description(self):
         marks = ["8-bit cache"] * self.float8 + ["8-bit q"] * self.float8_q
         return ", ".join([self.name, self.layout, f"{self.heads[0]} heads", f"{self.tokens} tokens", *marks])
 
@@ -99,9 +109,67 @@ class Operation(ABC):
         """The scale of 8-bit floats, float32 ``[1]``."""
         return torch.full((1,), SCALE, device=device)
 
+    def scales(self, device: torch.device | str) -> Tensors:
+        """The given scales, as `ropelab.rope_and_cache` takes them."""
+        narrow = {"k_scale": self.float8, "v_scale": self.float8, "q_scale": self.float8_q}
+        return {name: self.scale(device) for name, is_narrow in narrow.items() if is_narrow}
+
     def cache_of(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` in the dtype of the caches."""
         return to_float8(x, FLOAT8_DTYPES[0]) if self.float8 else x
+
+    def sets(self, device, count: int | None = None):
+        count = self.work.cold_count(timing.cache_bytes()) if count is None else count
+        generator = torch.Generator(device).manual_seed(0)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device=device, dtype=self.work.dtype)
+
+        decodes = self.tokens <= MOST_DECODED
+        pages = self.tokens if decodes else self.tokens // PAGE
+        caches = self.caches(2 * count * pages, draw)
+        sets = []
+        for mine in torch.randperm(2 * count * pages, generator=generator, device=device)[: count * pages].split(pages):
+            if decodes:
+                positions = torch.randint(POSITIONS, (self.tokens,), generator=generator, device=device)
+                slots = mine * PAGE + positions % PAGE
+            else:
+                positions = torch.arange(self.tokens, device=device)
+                slots = (mine[:, None] * PAGE + torch.arange(PAGE, device=device)).flatten()
+            found = {"positions": positions, "slots": slots} | caches | self.inputs(draw)
+            sets.append(found | self.for_flashinfer(found, decodes))
+        return sets
+
+    def contenders(self, sets, device):
+        found: dict[str, Contender | str] = {OURS: Contender(self.ours(device))}
+        if separate := self.separate(device):
+            found[SEPARATE] = Contender(separate)
+        try:
+            operators = vllm.operators()
+            if run := self.vllm(operators, device):
+                found[VLLM] = Contender(run, operators.version, operators.sha256)
+        except packages.NotInstalled as error:
+            found[VLLM] = f"not run: {error}"
+        if self.flashinfer_function:
+            try:
+                function = flashinfer.function(FLASHINFER_VERSION, self.flashinfer_function)
+                found[FLASHINFER] = Contender(self.flashinfer(function, device), FLASHINFER_VERSION)
+            except (packages.NotInstalled, ValueError) as error:  # ValueError: there is no kernel for this GPU
+                found[FLASHINFER] = f"not run: {error}"
+        return found
+
+    def check(self, run, call):
+        """``"ok"`` if a run agrees with float64, writes the slots of its tokens, and leaves all other slots alone."""
+        fresh = {name: x.clone() for name, x in call.items()}
+        right, slots = self.right(call), call["slots"]
+        with torch.no_grad():
+            found = dict(run(fresh))
+        for name in self.cached:
+            found |= self.stored(name, rows(fresh, name, slots))
+        found_others, right_others = (other_slots(x, slots, *self.cached) for x in (fresh, call))
+        # A run may write the rotated k to the cache only.
+        right = {name: y for name, y in right.items() if name in found or name != "k"}
+        return disagreement(found | found_others, right | right_others, self.roundings, scale=SCALE)
 
     @abstractmethod
     def caches(self, pages: int, draw: Callable[..., torch.Tensor]) -> Tensors:
@@ -112,14 +180,6 @@ class Operation(ABC):
         """The tensors of a call but positions, slots and caches."""
 
     @abstractmethod
-    def to_copy(self, call: Tensors) -> Sequence[torch.Tensor]:
-        """The tensors to read. A copy of them writes as many bytes, unless a result is in 8-bit floats."""
-
-    @abstractmethod
-    def places(self, call: Tensors) -> Sequence[same_places.Part]:
-        """The parts that the operation reads and writes; none if `to_copy` reads and writes at the same rate."""
-
-    @abstractmethod
     def right(self, call: Tensors) -> Tensors:
         """The right results of a run and of `stored`: see `ropelab.bench.agreement`."""
 
@@ -128,24 +188,34 @@ class Operation(ABC):
         """The tensors that a run stored, by the names that `right` has; ``rows`` are the slots of the tokens."""
 
     @abstractmethod
-    def ours(self, device: torch.device | str) -> Run:
-        """The one launch of ropelab."""
+    def arguments(self, call: Tensors) -> Tensors:
+        """The tensors that `ropelab.rope_and_cache` takes, by its names, but slots, positions, tables and scales."""
 
     @abstractmethod
+    def results(self, call: Tensors, q: torch.Tensor) -> Tensors:
+        """The rotated tensors by the names that `right` has, after a run that returned ``q``."""
+
+    def ours(self, device: torch.device | str) -> Run:
+        """The one launch of ropelab."""
+        cos, sin = self.tables(device)
+        options = {"cos": cos, "sin": sin, "layout": self.layout, **self.scales(device)}
+
+        def run(call):
+            where = {"slot_mapping": call["slots"], "positions": call["positions"]}
+            return self.results(call, ropelab.rope_and_cache(**self.arguments(call), **where, **options))
+
+        return run
+
     def separate(self, device: torch.device | str) -> Run | None:
         """The launches of ropelab without the one launch; None for 8-bit floats.
 
         The launches are a rotation, and ``index_copy_`` for every tensor to store.
         """
+        return None
 
-    @abstractmethod
     def vllm(self, operators: Operators, device: torch.device | str) -> Run | None:
         """The fused operator of vLLM, called as vLLM's Python function calls the operator; None if there is none."""
-
-    @property
-    def flashinfer_function(self) -> str | None:
-        """The name of FlashInfer's function that computes the operation; None if there is none."""
-        return APPEND if self.float8_q else None
+        return None
 
     def for_flashinfer(self, call: Tensors, decodes: bool) -> Tensors:
         """The tensors of a call that only FlashInfer's function takes.
@@ -155,9 +225,27 @@ class Operation(ABC):
         """
         return pages_of(call["slots"]) if self.float8_q else {}
 
-    @abstractmethod
     def flashinfer(self, function: Callable, device: torch.device | str) -> Run:
         """The call of `flashinfer_function`."""
+        raise NotImplementedError(f"{self.name}: FlashInfer has no function for it")
+
+
+def rows(call: Tensors, cache: str, slots: torch.Tensor) -> torch.Tensor:
+    """The rows of a cache in these slots."""
+    return as_bytes(call[cache]).flatten(0, 1)[slots].view(call[cache].dtype)
+
+
+def other_slots(call: Tensors, slots: torch.Tensor, *caches: str) -> Tensors:
+    """The bytes of caches in all other slots, as ``"<cache>, other slots"``."""
+    flat = {f"{name}, other slots": as_bytes(call[name]).flatten(0, 1) for name in caches}
+    others = torch.ones(len(next(iter(flat.values()))), dtype=torch.bool, device=slots.device)
+    others.index_fill_(0, slots, False)
+    return {name: x[others] for name, x in flat.items()}
+
+
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """8-bit floats as uint8, as vLLM's operators take them."""
+    return x.view(torch.uint8) if x.dtype in FLOAT8_DTYPES else x
 
 
 def pages_of(slots: torch.Tensor) -> Tensors:
@@ -194,7 +282,7 @@ def _flashinfer_options(call: Tensors, layout: str) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class NormAndCache(Operation):
+class NormAndCache(CacheOperation):
     """QK norm and rotation, and k and v into caches ``[pages, PAGE, Hk, D]``. The input is a packed qkv.
 
     Attributes:
@@ -232,10 +320,10 @@ class NormAndCache(Operation):
             found["q out"] = to_float8(draw(self.tokens, self.q_heads, self.head_dim), FLOAT8_DTYPES[0])
         return found
 
-    def to_copy(self, call):
+    def to_copy(self, call, step=""):
         return (call["qkv"],)
 
-    def places(self, call):
+    def places(self, call, step=""):
         if not (self.float8 or self.float8_q):
             return ()
         qkv, parts, first = call["qkv"], [], 0
@@ -270,23 +358,13 @@ class NormAndCache(Operation):
             return {}
         return {"q_weight": call["q weight"], "k_weight": call["k weight"], "eps": EPS}
 
-    def ours(self, device):
-        cos, sin = self.tables(device)
-        options: dict = {"cos": cos, "sin": sin, "layout": self.layout}
-        if self.float8:
-            options |= {"k_scale": self.scale(device), "v_scale": self.scale(device)}
-        if self.float8_q:
-            options |= {"q_scale": self.scale(device)}
+    def arguments(self, call):
+        names = ("q", "k", "v", "key_cache", "value_cache")
+        found = dict(zip(names, (*self.parts(call), *(call[name] for name in self.cached)), strict=True))
+        return found | {"q_out": call.get("q out")} | self._weights(call)
 
-        def run(call):
-            caches = (call[name] for name in self.cached)
-            q = ropelab.rope_and_cache(
-                *self.parts(call), *caches, call["slots"], positions=call["positions"], q_out=call.get("q out"),
-                **self._weights(call), **options,
-            )  # fmt: skip
-            return {"q": q}
-
-        return run
+    def results(self, call, q):
+        return {"q": q}
 
     def separate(self, device):
         if self.float8 or self.float8_q:
@@ -362,7 +440,7 @@ class NormAndCache(Operation):
 
 
 @dataclass(frozen=True)
-class LatentCache(Operation):
+class LatentCache(CacheOperation):
     """The rotation of multi-head latent attention in place, and the latent vector and k into one cache.
 
     The sizes are the sizes of DeepSeek-V3. Each of 128 heads has 192 features, and the last 64 features rotate. The
@@ -402,11 +480,11 @@ class LatentCache(Operation):
         """The features of q, and of the projection, that rotate."""
         return call["q"][..., -self.head_dim :], call["kv"][:, -self.head_dim :]
 
-    def to_copy(self, call):
+    def to_copy(self, call, step=""):
         q, k = self.parts(call)
         return q, torch.cat((call["latent"], k), dim=-1)
 
-    def places(self, call):
+    def places(self, call, step=""):
         _, entries = self.to_copy(call)
         q = same_places.in_place(call["q"], self.whole_head - self.head_dim, self.head_dim)
         return q, same_places.to_new(entries, 1 if self.float8 else None)
@@ -426,15 +504,14 @@ class LatentCache(Operation):
 
     def ours(self, device):
         cos, sin = self.tables(device)
-        options: dict = {"cos": cos, "sin": sin, "layout": self.layout}
-        if self.float8:
-            options["kv_scale"] = self.scale(device)
+        options = {"cos": cos, "sin": sin, "layout": self.layout}
+        options |= {"kv_scale": self.scale(device)} if self.float8 else {}
 
         def run(call):
             q, k = self.parts(call)
             where = {"positions": call["positions"], "q_out": q}
             ropelab.mla_rope_and_cache(q, k, call["latent"], call["cache"], call["slots"], **where, **options)
-            return self._results(call, "q")
+            return self.results(call)
 
         return run
 
@@ -450,7 +527,7 @@ class LatentCache(Operation):
             rows = call["cache"].flatten(0, 1)
             rows[:, : self.latent].index_copy_(0, call["slots"], call["latent"])
             rows[:, self.latent :].index_copy_(0, call["slots"], k)
-            return self._results(call, "q", "k")
+            return self.results(call) | {"k": self.parts(call)[1]}
 
         return run
 
@@ -463,23 +540,24 @@ class LatentCache(Operation):
             q, k = self.parts(call)
             cache = as_bytes(call["cache"])
             operator(call["positions"], q, k, call["latent"], table, is_neox, call["slots"], cache, kind, scale)
-            return self._results(call, "q", "k")
+            return self.results(call) | {"k": self.parts(call)[1]}
 
         return run
 
-    flashinfer_function = None
-
-    def flashinfer(self, function, device):
-        raise NotImplementedError(f"{self.name}: FlashInfer has no function for it")
-
-    def _results(self, call: Tensors, *rotated: str) -> Tensors:
+    def arguments(self, call):
         q, k = self.parts(call)
-        found = {"q": q, "k": k, "features of q that do not rotate": call["q"][..., : -self.head_dim]}
-        return {name: x for name, x in found.items() if name not in ("q", "k") or name in rotated}
+        v_cache, k_cache = call["cache"].unsqueeze(2).split((self.latent, self.head_dim), dim=-1)
+        return {
+            "q": q, "k": k[:, None], "v": call["latent"][:, None], "key_cache": k_cache, "value_cache": v_cache,
+            "q_out": q,
+        }  # fmt: skip
+
+    def results(self, call, q=None):
+        return {"q": self.parts(call)[0], "features of q that do not rotate": call["q"][..., : -self.head_dim]}
 
 
 @dataclass(frozen=True)
-class WholeLatentCache(Operation):
+class WholeLatentCache(CacheOperation):
     """All features of q of absorbed latent attention, and the latent vector and k, into 8-bit floats.
 
     - ``q``: ``[tokens, 128, 192]``, whose last 64 features rotate.
@@ -498,6 +576,7 @@ class WholeLatentCache(Operation):
     head_dim = 64
     roundings = 6
     cached = ("latent cache", "k cache")
+    flashinfer_function = APPEND
 
     def caches(self, pages, draw):
         return {"latent cache": self.cache_of(draw(pages, PAGE, 512)), "k cache": self.cache_of(draw(pages, PAGE, 64))}
@@ -508,11 +587,11 @@ class WholeLatentCache(Operation):
             "latent": draw(self.tokens, 512), "q out": to_float8(draw(self.tokens, 128, 576), FLOAT8_DTYPES[0]),
         }  # fmt: skip
 
-    def to_copy(self, call):
+    def to_copy(self, call, step=""):
         q = torch.cat((call["absorbed"], call["q"][..., 128:]), dim=-1)
         return q, torch.cat((call["latent"], call["kv"][:, 512:]), dim=-1)
 
-    def places(self, call):
+    def places(self, call, step=""):
         return [same_places.to_new(x, 1) for x in self.to_copy(call)]
 
     def right(self, call):
@@ -527,36 +606,22 @@ class WholeLatentCache(Operation):
     def stored(self, cache, rows):
         return {f"stored {cache.removesuffix(' cache')}": rows}
 
-    def _outs(self, call: Tensors) -> dict[str, torch.Tensor]:
+    def results(self, call, q=None):
         return {"q": call["q out"][..., 512:], "other q": call["q out"][..., :512]}
 
-    def ours(self, device):
-        cos, sin = self.tables(device)
-        scale = self.scale(device)
-        options = {"cos": cos, "sin": sin, "layout": self.layout, "q_scale": scale, "k_scale": scale, "v_scale": scale}
-
-        def run(call):
-            outs = self._outs(call)
-            ropelab.rope_and_cache(
-                call["q"][..., 128:], call["kv"][:, None, 512:], call["latent"][:, None], call["k cache"][:, :, None],
-                call["latent cache"][:, :, None], call["slots"], positions=call["positions"], q_out=outs["q"],
-                q_nope=call["absorbed"], q_nope_out=outs["other q"], **options,
-            )  # fmt: skip
-            return outs
-
-        return run
-
-    def separate(self, device):
-        return None
-
-    def vllm(self, operators, device):
-        return None
+    def arguments(self, call):
+        outs = self.results(call)
+        return {
+            "q": call["q"][..., 128:], "k": call["kv"][:, None, 512:], "v": call["latent"][:, None],
+            "key_cache": call["k cache"][:, :, None], "value_cache": call["latent cache"][:, :, None],
+            "q_out": outs["q"], "q_nope": call["absorbed"], "q_nope_out": outs["other q"],
+        }  # fmt: skip
 
     def flashinfer(self, function, device):
         table = cos_sin_cache(*self.tables(device))
 
         def run(call):
-            outs = self._outs(call)
+            outs = self.results(call)
             function(
                 call["q"][..., 128:], call["kv"][:, 512:], call["absorbed"], call["latent"], None, table,
                 paged_kv_cache=(call["latent cache"], call["k cache"]), q_rope_out=outs["q"],
@@ -565,8 +630,3 @@ class WholeLatentCache(Operation):
             return outs
 
         return run
-
-
-def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """8-bit floats as uint8, as vLLM's operators take them."""
-    return x.view(torch.uint8) if x.dtype in FLOAT8_DTYPES else x

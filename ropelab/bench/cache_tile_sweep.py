@@ -3,22 +3,23 @@
 `ropelab.kernels.paged_cache_triton.tile_for` rests on this sweep.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import pandas as pd
 import torch
 
-from ropelab.bench import copies, in_parts, timing
-from ropelab.bench.cache_operations import EPS, LatentCache, NormAndCache, Operation, Tensors, WholeLatentCache
-from ropelab.bench.cells import progress
-from ropelab.bench.compare import tidy
-from ropelab.bench.paged_cache import calls, fraction_of_bytes
+from ropelab.bench import cells, in_parts, timing
+from ropelab.bench.cache_operations import EPS, CacheOperation, LatentCache, NormAndCache, Tensors, WholeLatentCache
+from ropelab.bench.operation import sweep
 from ropelab.kernels import Norm, Rotation, paged_cache_triton
 from ropelab.kernels.paged_cache_triton import CacheTile
 from ropelab.kernels.tensors import CacheTensors
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS
 from ropelab.layout.pairing import LAYOUTS
+
+FIELDS = dict.fromkeys(("block_rows", "num_warps", "pairs_per_access", "passes"), 0)
+"""The attributes of tiles in a record."""
 
 
 def one_pass_tiles(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
@@ -39,13 +40,12 @@ _PARTS = 6
 """The processes that compile the sweep. Their number keeps its compilation shorter than the compilation of others."""
 
 
-def _sweeps(cases: Sequence[Operation], device: torch.device | str, rounds: int) -> pd.DataFrame:
-    described = progress(cases, lambda case: case.description)
-    return pd.concat([_sweep(case, device, rounds) for case in described], ignore_index=True)
+def _sweeps(cases: Sequence[CacheOperation], device: torch.device | str, rounds: int) -> pd.DataFrame:
+    return cells.table(cases, partial(_sweep, device=device, rounds=rounds), lambda case: case.description)
 
 
-def _cases() -> list[Operation]:
-    found: list[Operation] = []
+def _cases() -> list[CacheOperation]:
+    found: list[CacheOperation] = []
     for layout in LAYOUTS:
         found += [NormAndCache(tokens, layout) for tokens in (1, 64, 512, 4096)]
         found += [NormAndCache(4096, layout, q_heads=28, k_heads=4), NormAndCache(4096, layout, norm=False)]
@@ -68,58 +68,32 @@ def candidate_tiles(block_pairs: int, layout: str) -> list[CacheTile]:
     return [CacheTile(max(1, n), warps, access, passes) for n, warps, passes in rows]
 
 
-def _sweep(case: Operation, device: torch.device | str, rounds: int) -> pd.DataFrame:
-    sets = calls(case, case.work.cold_count(timing.cache_bytes()), device)
+def _sweep(case: CacheOperation, device: torch.device | str, rounds: int) -> pd.DataFrame:
+    sets = case.sets(device)
     tensors, interleaved = partial(_tensors, case, case.tables(device)), case.layout == "interleaved"
     rotation = Rotation(case.head_dim, interleaved=interleaved, out_interleaved=interleaved)
     norm = Norm(EPS) if isinstance(case, NormAndCache) and case.norm else None
 
-    def write(call: Tensors, tile: CacheTile) -> None:
+    def write(tile: CacheTile, call: Tensors) -> None:
         paged_cache_triton.write(tensors(call), rotation, norm, tile=tile)
 
     chosen = paged_cache_triton.tile_for(tensors(sets[0]), rotation)
-    tiles = {str(tile): tile for tile in (chosen, *candidate_tiles(case.head_dim // 2, case.layout))}
-    contenders = {name: partial(_ready, write, sets, tile) for name, tile in tiles.items()}
     copied = [case.to_copy(call) for call in sets]
     with torch.no_grad():
-        frame = timing.gpu_times(contenders | copies.contenders(copied), rounds=rounds)
-    frame = fraction_of_bytes(frame, case, copied[0])
-    frame = frame[frame.contender.isin(tiles)]
-    tried = [tiles[name] for name in frame.contender]
-    fields = ("block_rows", "num_warps", "pairs_per_access", "passes")
-    frame = frame.assign(**{field: [getattr(tile, field) for tile in tried] for field in fields})
-    frame = frame.assign(chosen=[tile == chosen for tile in tried])
-    torch.cuda.empty_cache()  # the graphs have memory of their own
-    return tidy(frame, case.columns).drop(columns="contender")
+        return sweep(
+            (chosen, *candidate_tiles(case.head_dim // 2, case.layout)), chosen,
+            lambda tile: case.calls(partial(write, tile), sets), FIELDS, copied, case.columns, rounds=rounds,
+            share=case.share(copied[0]),
+        )  # fmt: skip
 
 
-def _ready(write: Callable, sets: Sequence[Tensors], tile: CacheTile) -> list[Callable[[], object]]:
-    return [partial(write, call, tile) for call in sets]
-
-
-def _tensors(case: Operation, tables: Sequence[torch.Tensor], call: Tensors) -> CacheTensors:
+def _tensors(case: CacheOperation, tables: Sequence[torch.Tensor], call: Tensors) -> CacheTensors:
     """The tensors of a call as the kernel takes them; results that are neither caches nor in place are new."""
-    found: dict[str, torch.Tensor] = {}
-    if isinstance(case, LatentCache):
-        q, k = case.parts(call)
-        v_cache, k_cache = call["cache"].unsqueeze(2).split((case.latent, case.head_dim), dim=-1)
-        k, v, q_out = k[:, None], call["latent"][:, None], q
-    elif isinstance(case, WholeLatentCache):
-        q, k, v = call["q"][..., 128:], call["kv"][:, None, 512:], call["latent"][:, None]
-        v_cache, k_cache = (call[name].unsqueeze(2) for name in case.cached)
-        q_out = call["q out"][..., 512:]
-        found |= {"q_nope": call["absorbed"][None], "q_nope_out": call["q out"][None, ..., :512]}
-    else:
-        q, k, v = case.parts(call)
-        k_cache, v_cache = (call[name] for name in case.cached)
-        q_out = call.get("q out", torch.empty(q.shape, dtype=q.dtype, device=q.device))
-        if case.norm:
-            found |= {"q_weight": call["q weight"], "k_weight": call["k weight"]}
-    if case.float8:
-        scale = case.scale(q.device)
-        found |= {"k_scale": scale, "v_scale": scale} | ({"q_scale": scale} if case.float8_q else {})
-    cos, sin = tables
-    nothing: dict[str, torch.Tensor | None] = dict.fromkeys(CacheTensors._fields)
-    heads = {"q": q[None], "k": k[None], "v": v[None], "q_out": q_out[None], "k_cache": k_cache, "v_cache": v_cache}
-    places = {"slots": call["slots"], "cos": cos, "sin": sin, "positions": call["positions"][None]}
-    return CacheTensors(**nothing | heads | places | found)
+    given = {name: x for name, x in case.arguments(call).items() if isinstance(x, torch.Tensor)}
+    if "q_out" not in given:
+        given["q_out"] = torch.empty(given["q"].shape, dtype=given["q"].dtype, device=given["q"].device)
+    batched = ("q", "k", "v", "q_out", "q_nope", "q_nope_out", "positions")
+    given |= dict(zip(("cos", "sin"), tables, strict=True)) | {name: call[name] for name in ("slots", "positions")}
+    found = {"k_cache": given.pop("key_cache"), "v_cache": given.pop("value_cache")}
+    found |= {name: x[None] if name in batched else x for name, x in given.items()} | case.scales(call["slots"].device)
+    return CacheTensors(**dict.fromkeys(CacheTensors._fields) | found)

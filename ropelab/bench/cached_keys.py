@@ -1,6 +1,6 @@
 """Measure the rotation of keys that a paged cache holds: in place in one launch, and as separate launches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -10,16 +10,14 @@ import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import copies, same_places, timing
+from ropelab.bench import same_places, timing
 from ropelab.bench.agreement import disagreement
-from ropelab.bench.cache_operations import PAGE, POSITIONS, Tensors, as_bytes
-from ropelab.bench.cells import progress
-from ropelab.bench.compare import tidy
+from ropelab.bench.cache_operations import OURS, PAGE, POSITIONS, SEPARATE, Tensors, as_bytes, other_slots, rows
+from ropelab.bench.operation import Contender, Operation, table
 from ropelab.bench.workloads import Workload
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
 from ropelab.layout.pairing import LAYOUTS
 
-OURS, SEPARATE = "ropelab, one launch", "ropelab, separate launches"
 SLOTS = (16, 256, 2048, 8192, 32768)
 """Numbers of slots: whole pages, as a reused prefix has them."""
 ROUNDINGS = 6
@@ -27,7 +25,7 @@ ROUNDINGS = 6
 
 
 @dataclass(frozen=True)
-class CachedKeys:
+class CachedKeys(Operation):
     """Keys in slots of a cache ``[pages, PAGE, heads, head_dim]``, of which the last ``rotary_dim`` features turn.
 
     Attributes:
@@ -57,8 +55,7 @@ class CachedKeys:
         return 2 * self.slots * self.heads * row
 
     @property
-    def columns(self) -> dict[str, object]:
-        """The columns that identify the case in a record."""
+    def columns(self):
         return {
             "operation": self.name, "slots": self.slots, "heads": self.heads, "head_dim": self.head_dim,
             "rotary_dim": self.rotary_dim, "dtype": str(self.dtype).removeprefix("torch."), "layout": self.layout,
@@ -66,12 +63,16 @@ class CachedKeys:
         }  # fmt: skip
 
     @property
+    def description(self):
+        return f"{self.name}, {self.layout}, {self.slots} slots"
+
+    @property
     def options(self) -> dict[str, object]:
         """The arguments that all calls share, but the tables."""
         return {"layout": self.layout, "rotary_slice": (self.head_dim - self.rotary_dim, self.head_dim)}
 
-    def calls(self, device: torch.device | str) -> list[Tensors]:
-        """The tensors of as many calls as exceed the L2 cache. The calls share a cache and have slots of their own."""
+    def sets(self, device):
+        """The calls share a cache and have slots of their own."""
         work = Workload(self.name, 1, self.slots, self.heads, 0, self.head_dim, self.head_dim, layout=self.layout)
         count, pages = work.cold_count(timing.cache_bytes()), self.slots // PAGE
         generator = torch.Generator(device).manual_seed(0)
@@ -95,6 +96,10 @@ class CachedKeys:
         """Cosines and sines ``[POSITIONS, R/2]``."""
         tables = ropelab.rotary_table(POSITIONS, self.rotary_dim, dtype=dtype, device=device)
         return dict(zip(("cos", "sin"), tables, strict=True))
+
+    def contenders(self, sets, device):
+        found = {OURS: self.ours(device), SEPARATE: self.separate(device)}
+        return {name: Contender(run) for name, run in found.items() if run}
 
     def ours(self, device: torch.device | str) -> Callable[[Tensors], None]:
         """The one launch."""
@@ -123,21 +128,39 @@ class CachedKeys:
 
         return run
 
-    def place(self, call: Tensors) -> list[same_places.Part]:
+    def to_copy(self, call, step=""):
+        """As many bytes as a row must read, without its scale."""
+        width = self.moved * self.dtype.itemsize // 2
+        return (torch.zeros(self.slots, self.heads * width, dtype=torch.bfloat16, device=call["slots"].device),)
+
+    def places(self, call, step=""):
         """The features of contiguous rows that the operation reads and writes."""
-        rows = as_bytes(call["cache"]).flatten(0, 1)[call["slots"]]
-        return [same_places.in_place(rows, self.head_dim - self.moved, self.moved)]
+        moved = as_bytes(call["cache"]).flatten(0, 1)[call["slots"]]
+        return [same_places.in_place(moved, self.head_dim - self.moved, self.moved)]
+
+    def check(self, run, call):
+        """``"ok"`` if a run agrees with float64 in its slots, and leaves all other slots and scales alone."""
+        fresh, slots = {name: x.clone() for name, x in call.items()}, call["slots"]
+        with torch.no_grad():
+            run(fresh)
+        keys = rows(call, "cache", slots).double()
+        keys = keys * rows(call, "scales", slots).double()[..., None] if self.row_scales else keys
+        where = {"positions": call["deltas"], "seq_format": "thd", **self.tables(slots.device, torch.float64)}
+        right = {"keys": reference.rotate(keys, **where, **self.options)}
+        kept = ("cache", "scales") if self.row_scales else ("cache",)
+        found_others, right_others = (other_slots(x, slots, *kept) for x in (fresh, call))
+        found = {"keys": rows(fresh, "cache", slots)} | found_others
+        scale = {"keys": rows(fresh, "scales", slots)[..., None]} if self.row_scales else 1.0
+        return disagreement(found, right | right_others, ROUNDINGS, scale=scale)
 
 
 def cached_keys(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
     """Time the rotation of cached keys by a delta for each slot.
 
-    Columns: `CachedKeys.columns`; contender, status, median_us, q20_us, q80_us, samples; fraction_of_copy.
-    The copy moves as many bytes between contiguous tensors.
+    Columns: `CachedKeys.columns`, and those of `operation.compare`. The copy moves as many bytes between contiguous
+        tensors.
     """
-    cases = every_case()[:1] if smoke else every_case()
-    described = progress(cases, lambda case: f"{case.name}, {case.layout}, {case.slots} slots")
-    return pd.concat([_compare(case, device, rounds=3 if smoke else 9) for case in described], ignore_index=True)
+    return table(every_case()[:1] if smoke else every_case(), rounds=3 if smoke else 9, device=device)
 
 
 def every_case() -> list[CachedKeys]:
@@ -149,52 +172,3 @@ def every_case() -> list[CachedKeys]:
         partial(CachedKeys, "latent cache", dtype=float8, row_scales=True, **latent),
     ]  # fmt: skip
     return [kind(slots, layout=layout) for kind, layout, slots in product(kinds, LAYOUTS, SLOTS)]
-
-
-def _compare(case: CachedKeys, device: torch.device | str, rounds: int) -> pd.DataFrame:
-    sets = case.calls(device)
-    runs = {name: run for name, run in ((OURS, case.ours(device)), (SEPARATE, case.separate(device))) if run}
-    status = {name: check(case, run, sets[0]) for name, run in runs.items()}
-    timed = {name: partial(_ready, run, sets) for name, run in runs.items() if status[name] == "ok"}
-    # A copy of bytes: a row has the bytes that must move, without its scale.
-    width = case.moved * case.dtype.itemsize // 2
-    copied = [torch.zeros(case.slots, case.heads * width, dtype=torch.bfloat16, device=device) for _ in sets]
-    timed |= copies.contenders([(x,) for x in copied]) | same_places.contenders([case.place(call) for call in sets])
-    with torch.no_grad():
-        frame = copies.with_fraction(same_places.fastest_alone(timing.gpu_times(timed, rounds=rounds)))
-    torch.cuda.empty_cache()  # the graphs have memory of their own
-    return tidy(frame, case.columns, {name: why for name, why in status.items() if why != "ok"})
-
-
-def _ready(run: Callable, sets: Sequence[Tensors]) -> list[Callable[[], object]]:
-    return [partial(run, call) for call in sets]
-
-
-def check(case: CachedKeys, run: Callable[[Tensors], None], call: Tensors) -> str:
-    """``"ok"`` if a run agrees with float64 in its slots, and leaves all other slots and scales alone.
-
-    With the clock stopped, nothing runs and nothing is compared.
-    """
-    if timing.is_stopped():
-        return "ok"
-    fresh, slots = {name: x.clone() for name, x in call.items()}, call["slots"]
-    tables = case.tables(slots.device, torch.float64)
-    try:
-        with torch.no_grad():
-            run(fresh)
-    except Exception as error:  # the status records the error
-        return timing.failure(error)
-
-    def rows(tensors: Tensors, name: str) -> torch.Tensor:
-        return as_bytes(tensors[name]).flatten(0, 1)[slots].view(tensors[name].dtype)
-
-    keys = rows(call, "cache").double() * (rows(call, "scales").double()[..., None] if case.row_scales else 1)
-    right = {"keys": reference.rotate(keys, positions=call["deltas"], seq_format="thd", **tables, **case.options)}
-    found = {"keys": rows(fresh, "cache")}
-    others = torch.ones(call["cache"].shape[:2], dtype=torch.bool, device=slots.device).flatten()
-    others[slots] = False
-    for name in ("cache", "scales") if case.row_scales else ("cache",):
-        after, before = (as_bytes(x[name]).flatten(0, 1)[others] for x in (fresh, call))
-        found[f"{name}, other slots"], right[f"{name}, other slots"] = after, before
-    scale = {"keys": rows(fresh, "scales")[..., None]} if case.row_scales else 1.0
-    return disagreement(found, right, ROUNDINGS, scale=scale)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pandas as pd
+
 from ropelab.progress import ProgressLine
 
 Choose = Callable[[list], Iterable]
@@ -37,3 +39,8 @@ def progress(items: Iterable, describe: Callable[[Any], str]) -> Iterator:
         seconds = time.monotonic() - started
         line.show(f"    {number:2}/{len(items)} {describe(item):40} {seconds:6.1f} s; {line.left(number, len(items))}")
     line.end()
+
+
+def table(items: Iterable, measure: Callable[[Any], pd.DataFrame], describe: Callable[[Any], str]) -> pd.DataFrame:
+    """The rows of all items, one item after the other."""
+    return pd.concat([measure(item) for item in progress(items, describe)], ignore_index=True)

@@ -1,13 +1,13 @@
 """Time peers and copies of one workload in the same rounds, as most studies need it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import pandas as pd
 import torch
 
-from ropelab.bench import copies, peers, timing
+from ropelab.bench import cells, copies, peers, timing
 from ropelab.bench.packages import NotInstalled
 from ropelab.bench.workloads import DIRECTIONS, Buffers, Workload
 
@@ -38,6 +38,14 @@ def compare(shape: Workload, contenders: Sequence[peers.Peer], *, rounds: int, s
         del timed
         torch.cuda.empty_cache()  # the graphs have memory of their own
     return pd.concat(frames, ignore_index=True)
+
+
+def table(
+    shapes: Iterable[Workload], contenders: Sequence[peers.Peer], *, rounds: int, sets: int | None = None
+) -> pd.DataFrame:
+    """The rows of every workload, see `compare`, one workload after the other."""
+    measure = partial(compare, contenders=contenders, rounds=rounds, sets=sets)
+    return cells.table(shapes, measure, lambda shape: shape.description)
 
 
 def bind(

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pandas as pd
 
+from ropelab.bench import cells as of_cells
 from ropelab.bench import in_parts, peers, timing
-from ropelab.bench.cells import progress
-from ropelab.bench.compare import compare
+from ropelab.bench.compare import compare, table
 from ropelab.bench.peers import quack
-from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, FEW_TOKENS_CELLS, FORMATS, LENGTHS, Cell
+from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, FEW_TOKENS_CELLS, FORMATS, LENGTHS, Cell, Workload
 from ropelab.layout.pairing import LAYOUTS
 
 ROUNDS = 12
@@ -51,11 +51,7 @@ def few_tokens(*, smoke: bool = False) -> pd.DataFrame:
 def lengths(*, smoke: bool = False) -> pd.DataFrame:
     """Time one sequence of many lengths, forward. Columns: the columns of `compare`."""
     chosen = tuple(peer for peer in peers.PEERS if peer.name in ("ropelab", "hf_compiled", "liger", "flash_attn"))
-    frames = [
-        compare(shape, chosen, rounds=SMOKE_ROUNDS if smoke else ROUNDS)
-        for shape in progress(LENGTHS[:1] if smoke else LENGTHS, lambda shape: shape.name)
-    ]
-    return pd.concat(frames, ignore_index=True)
+    return table(LENGTHS[:1] if smoke else LENGTHS, chosen, rounds=SMOKE_ROUNDS if smoke else ROUNDS)
 
 
 def _of_all_peers(cells: Iterable[Cell], rounds: int) -> pd.DataFrame:
@@ -63,12 +59,12 @@ def _of_all_peers(cells: Iterable[Cell], rounds: int) -> pd.DataFrame:
 
 
 def _cells(cells: Iterable[Cell], contenders: tuple[peers.Peer, ...], rounds: int) -> pd.DataFrame:
-    shapes = [(replace(cell.workload, layout=layout), cell.bar) for cell in cells for layout in LAYOUTS]
-    frames = [
-        compare(shape, contenders, rounds=rounds).assign(bar=bar)
-        for shape, bar in progress(shapes, lambda item: item[0].description)
-    ]
-    return pd.concat(frames, ignore_index=True)
+    bars = {replace(cell.workload, layout=layout): cell.bar for cell in cells for layout in LAYOUTS}
+
+    def measure(shape: Workload) -> pd.DataFrame:
+        return compare(shape, contenders, rounds=rounds).assign(bar=bars[shape])
+
+    return of_cells.table(bars, measure, lambda shape: shape.description)
 
 
 def deepspeed_table(*, smoke: bool = False) -> pd.DataFrame:
@@ -91,8 +87,4 @@ def deepspeed_table(*, smoke: bool = False) -> pd.DataFrame:
     }
     chosen = (*(replace(by_name[peer], name=name) for name, peer in names.items()), peers.TORCHEMBED_API)
     shapes = list(dict.fromkeys(replace(cell, direction="forward") for cell in DEEPSPEED_CELLS))
-    frames = [
-        compare(shape, chosen, rounds=SMOKE_ROUNDS if smoke else ROUNDS)
-        for shape in progress(shapes[:1] if smoke else shapes, lambda shape: f"{shape.name}, {shape.dtype}")
-    ]
-    return pd.concat(frames, ignore_index=True)
+    return table(shapes[:1] if smoke else shapes, chosen, rounds=SMOKE_ROUNDS if smoke else ROUNDS)

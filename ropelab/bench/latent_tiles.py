@@ -9,10 +9,9 @@ from functools import partial
 import pandas as pd
 import torch
 
-from ropelab.bench import copies, timing
-from ropelab.bench.cells import progress
-from ropelab.bench.compare import tidy
+from ropelab.bench import cells
 from ropelab.bench.latent_attention import Latent
+from ropelab.bench.operation import sweep
 from ropelab.kernels import Rotation, latent_triton
 from ropelab.kernels.tensors import LatentGradients, LatentTensors, TailTensors
 from ropelab.kernels.tiles import Tile
@@ -21,6 +20,8 @@ SIZES = ((128, 4096), (16, 4096), (16, 16384))
 """The numbers of heads and of tokens."""
 STEPS = {"forward": "k and v", "backward": "k and v", "turn_tail": "q"}
 """The functions of `latent_triton` -> the part of the heads that they serve."""
+FIELDS = dict.fromkeys(("block_tokens", "block_heads", "num_warps"), 0)
+"""The attributes of tiles in a record."""
 _TENSORS = {"forward": LatentTensors, "backward": LatentGradients, "turn_tail": TailTensors}
 
 
@@ -30,10 +31,14 @@ def latent_tiles(*, smoke: bool = False) -> pd.DataFrame:
     Columns: the columns of `Latent`, step, block_tokens, block_heads, num_warps, chosen, status, median_us, q20_us,
         q80_us, samples, fraction_of_copy.
     """
-    cases = [(Latent("sbhd", heads=heads, tokens=64 if smoke else tokens), step)
-             for heads, tokens in SIZES for step in STEPS]  # fmt: skip
-    described = progress(cases[-1:] if smoke else cases, lambda case: f"{case[1]}, {case[0].heads} {case[0].tokens}")
-    return pd.concat([_sweep(*case, rounds=3 if smoke else 10) for case in described], ignore_index=True)
+    cases = [
+        (Latent("sbhd", heads=heads, tokens=64 if smoke else tokens, part=part), step)
+        for heads, tokens in SIZES for step, part in STEPS.items()
+    ]  # fmt: skip
+    return cells.table(
+        cases[-1:] if smoke else cases, lambda case: _sweep(*case, rounds=3 if smoke else 10),
+        lambda case: f"{case[1]}, {case[0].heads} {case[0].tokens}",
+    )  # fmt: skip
 
 
 def candidate_tiles(heads: int, chosen: Tile) -> list[Tile]:
@@ -49,25 +54,20 @@ def candidate_tiles(heads: int, chosen: Tile) -> list[Tile]:
 
 
 def _sweep(case: Latent, step: str, rounds: int) -> pd.DataFrame:
-    draw, part = case.normal("cuda"), STEPS[step]
-    sets = [_tensors(case, step, draw) for _ in range(case.sets)]
+    draw = case.normal("cuda")
+    sets = [_tensors(case, step, draw) for _ in range(case.count)]
     widest = case.rotary_dim if step == "turn_tail" else max(case.nope_dim, case.rotary_dim, case.value_dim)
     chosen = latent_triton.choose_tile(widest, case.heads, case.tokens, itemsize=case.dtype.itemsize)
-    tiles = {str(tile): tile for tile in candidate_tiles(case.heads, chosen)}
-    timed = {name: partial(_calls, case, step, sets, tile) for name, tile in tiles.items()}
-    moved = [[case.must_move(part, step, draw)] for _ in sets]
-    frame = copies.with_fraction(timing.gpu_times(timed | copies.contenders(moved), rounds=rounds))
-    frame = frame[frame.contender.isin(tiles)]
-    tried = [tiles[name] for name in frame.contender]
-    fields = {name: [getattr(tile, name) for tile in tried] for name in ("block_tokens", "block_heads", "num_warps")}
-    frame = frame.assign(**fields, chosen=[tile == chosen for tile in tried])
-    torch.cuda.empty_cache()  # the graphs have memory of their own
-    return tidy(frame, case.columns | {"step": step}).drop(columns="contender")
+    copied = [[case.must_move(step, draw)] for _ in sets]
+    return sweep(
+        candidate_tiles(case.heads, chosen), chosen, partial(_calls, case, step, sets), FIELDS, copied,
+        case.sizes | {"step": step}, rounds=rounds,
+    )  # fmt: skip
 
 
 def _tensors(case: Latent, step: str, draw: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
     """The tensors that ``step`` reads, ``[1, S, ...]``; turn_tail overwrites them."""
-    given = case.cotangents("k and v", draw) if step == "backward" else case.inputs(STEPS[step], draw)
+    given = case.cotangents(draw) if step == "backward" else case.inputs(draw)
     return [x.transpose(0, 1) for x in given]
 
 

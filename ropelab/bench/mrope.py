@@ -5,7 +5,6 @@ so a difference in time is the cost of the axes. ``tables`` are the tables that 
 the time of the gather is not in the time of that contender, and ``axial_tables`` has it alone.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -15,10 +14,8 @@ import pandas as pd
 import torch
 
 import ropelab
-from ropelab.bench import copies, timing
-from ropelab.bench.cells import progress
-from ropelab.bench.compare import tidy
-from ropelab.bench.rows import are_copies
+from ropelab.bench import timing
+from ropelab.bench.operation import Contender, Operation, table
 from ropelab.bench.workloads import Workload
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.positions.axes import grid_positions, mrope_axes, text_positions
@@ -60,10 +57,9 @@ def mrope(*, smoke: bool = False) -> pd.DataFrame:
     Columns: model, mrope_interleaved, the columns of `Workload`, step, contender, status, median_us, q20_us, q80_us,
         samples, fraction_of_copy (of the forward of q and k; the backward of the norm reads twice as much).
     """
-    cells = list(product(MODELS, LAYOUTS, TOKENS, STEPS))
-    cells = [cell for cell in cells if cell[2] == 64][:: len(STEPS) + 1] if smoke else cells
-    described = progress(cells, lambda cell: f"{cell[0].name} {cell[1]} {cell[2]} {cell[3]}")
-    return pd.concat([_compare(*cell, rounds=3 if smoke else 10) for cell in described], ignore_index=True)
+    cases = [MRope(*cell) for cell in product(MODELS, LAYOUTS, TOKENS, STEPS)]
+    cases = [case for case in cases if case.tokens == 64][:: len(STEPS) + 1] if smoke else cases
+    return table(cases, rounds=3 if smoke else 10)
 
 
 def positions(tokens: int, device: torch.device | str) -> torch.Tensor:
@@ -74,87 +70,94 @@ def positions(tokens: int, device: torch.device | str) -> torch.Tensor:
     return torch.cat((text, image), dim=1)
 
 
-def _compare(model: Model, layout: str, tokens: int, step: str, rounds: int) -> pd.DataFrame:
-    rotary_dim = 2 * len(model.axes)
-    shape = Workload(
-        f"{tokens} tokens", 1, tokens, model.q_heads, model.k_heads, model.head_dim, rotary_dim, layout=layout,
-        seq_format="thd", lengths=(tokens,),
-    )  # fmt: skip
-    device = torch.device("cuda")
-    tables = dict(zip(("cos", "sin"), ropelab.rotary_table(ROWS, rotary_dim, device=device), strict=True))
-    along, axes = positions(tokens, device), model.axes
+@dataclass(frozen=True)
+class MRope(Operation):
+    """A step of a model. No result is compared: the tests of the operators hold them to the definition."""
 
-    def gather() -> dict[str, torch.Tensor]:
-        return dict(zip(("cos", "sin"), ropelab.axial_tables(**tables, positions=along, axes=columns), strict=True))
+    model: Model
+    layout: str
+    tokens: int
+    step: str
 
-    columns = torch.tensor(axes, device=device)
-    places = {
-        ONE_AXIS: {**tables, "positions": torch.arange(tokens, device=device)},
-        AXES: {**tables, "positions": along, "axes": axes},
-        TABLES: gather(),
-    }
-    generator = torch.Generator(device).manual_seed(0)
+    one_copy = True
+    differentiates = True
 
-    def draw(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=generator, device=device, dtype=shape.dtype)
+    @property
+    def columns(self):
+        model = {"model": self.model.name, "mrope_interleaved": self.model.mrope_interleaved}
+        return model | self.work.columns | {"step": self.step}
 
-    count, heads = shape.cold_count(timing.cache_bytes()), (model.q_heads, model.k_heads)
-    sets = [[draw(tokens, n, model.head_dim) for n in heads] for _ in range(count)]
-    run = _STEPS[step](shape, draw)
-    timed: dict[str, Callable] = {
-        name: partial(run, sets, where | {"layout": layout}) for name, where in places.items()
-    }
-    timed |= {GATHER: lambda: [gather]} | copies.contenders(sets)
-    frame = copies.with_fraction(timing.gpu_times(timed, rounds=rounds))
-    is_copy = are_copies(frame)
-    best = frame[is_copy].nsmallest(1, "median_us").assign(contender="copy")
-    frame = pd.concat([frame[~is_copy], best], ignore_index=True)
-    torch.cuda.empty_cache()  # the graphs have memory of their own
-    identity = {"model": model.name, "mrope_interleaved": model.mrope_interleaved, **shape.columns, "step": step}
-    return tidy(frame, identity)
+    @property
+    def description(self):
+        return f"{self.model.name} {self.layout} {self.tokens} {self.step}"
 
+    @property
+    def work(self) -> Workload:
+        model = self.model
+        return Workload(
+            f"{self.tokens} tokens", 1, self.tokens, model.q_heads, model.k_heads, model.head_dim,
+            2 * len(model.axes), layout=self.layout, seq_format="thd", lengths=(self.tokens,),
+        )  # fmt: skip
 
-Sets = Sequence[Sequence[torch.Tensor]]
-Run = Callable[[Sets, dict], list[Callable[[], object]]]
+    def sets(self, device):
+        """Each has ``heads`` (q and k) and what all share: ``weights`` of the norm, or ``caches`` and ``slots``."""
+        generator, work = torch.Generator(device).manual_seed(0), self.work
 
+        def draw(*size: int) -> torch.Tensor:
+            return torch.randn(size, generator=generator, device=device, dtype=work.dtype)
 
-def _apply_rope(shape: Workload, draw: Callable) -> Run:
-    return lambda sets, where: [partial(ropelab.apply_rope, *xs, seq_format="thd", **where) for xs in sets]
+        heads = [
+            [draw(self.tokens, n, work.head_dim) for n in (work.q_heads, work.k_heads)]
+            for _ in range(work.cold_count(timing.cache_bytes()))
+        ]
+        shared: dict = {}
+        if "norm" in self.step:
+            shared["weights"] = [draw(work.head_dim).requires_grad_("backward" in self.step) for _ in ("q", "k")]
+        elif self.step == "one pass":
+            pages = -(-self.tokens // _PAGE)
+            shared["caches"] = [draw(pages, _PAGE, work.k_heads, work.head_dim) for _ in ("k", "v")]
+            shared["slots"] = torch.arange(self.tokens, device=device)
+        return [{"heads": each, **shared} for each in heads]
 
+    def contenders(self, sets, device):
+        tables = ropelab.rotary_table(ROWS, self.work.rotary_dim, device=device)
+        tables = dict(zip(("cos", "sin"), tables, strict=True))
+        along, axes = positions(self.tokens, device), self.model.axes
+        columns = torch.tensor(axes, device=device)
 
-def _qk_norm(shape: Workload, draw: Callable) -> Run:
-    weights = draw(shape.head_dim), draw(shape.head_dim)
+        def gather() -> dict[str, torch.Tensor]:
+            return dict(zip(("cos", "sin"), ropelab.axial_tables(**tables, positions=along, axes=columns), strict=True))
 
-    def run(sets: Sets, where: dict) -> list[Callable[[], object]]:
-        return [partial(ropelab.apply_qk_norm_rope, *xs, *weights, seq_format="thd", **where) for xs in sets]
+        places = {
+            ONE_AXIS: {**tables, "positions": torch.arange(self.tokens, device=device)},
+            AXES: {**tables, "positions": along, "axes": axes},
+            TABLES: gather(),
+        }
+        found = {name: Contender(partial(self.run, where | {"layout": self.layout})) for name, where in places.items()}
+        return found | {GATHER: Contender(gather, calls=lambda sets, step: [gather])}
 
-    return run
+    def run(self, where: dict, call: dict) -> object:
+        """The forward of the step, with tables and positions."""
+        if self.step == "apply_rope":
+            return ropelab.apply_rope(*call["heads"], seq_format="thd", **where)
+        if self.step == "one pass":
+            q, k = call["heads"]
+            return ropelab.rope_and_cache(q, k, k, *call["caches"], call["slots"], **where)
+        return ropelab.apply_qk_norm_rope(*call["heads"], *call["weights"], seq_format="thd", **where)
 
-
-def _qk_norm_backward(shape: Workload, draw: Callable) -> Run:
-    weights = draw(shape.head_dim).requires_grad_(), draw(shape.head_dim).requires_grad_()
-
-    def run(sets: Sets, where: dict) -> list[Callable[[], object]]:
+    def calls(self, run, sets, step=""):
+        if "backward" not in self.step:
+            return super().calls(run, sets, step)
         found = []
-        for xs in sets:
-            leaves = [x.detach().requires_grad_() for x in xs] + list(weights)
-            ys = ropelab.apply_qk_norm_rope(*leaves, seq_format="thd", **where)
+        for call in sets:
+            leaves = [x.detach().requires_grad_() for x in call["heads"]]
+            ys = run(call | {"heads": leaves})
             cotangents = [torch.ones_like(y) for y in ys]
-            found.append(partial(torch.autograd.grad, ys, leaves, cotangents, retain_graph=True))
+            found.append(partial(torch.autograd.grad, ys, [*leaves, *call["weights"]], cotangents, retain_graph=True))
         return found
 
-    return run
+    def check(self, run, call):
+        return "ok"
 
-
-def _one_pass(shape: Workload, draw: Callable) -> Run:
-    pages = -(-shape.seq_len // _PAGE)
-    caches = [draw(pages, _PAGE, shape.k_heads, shape.head_dim) for _ in range(2)]
-    slots = torch.arange(shape.seq_len, device=caches[0].device)
-
-    def run(sets: Sets, where: dict) -> list[Callable[[], object]]:
-        return [partial(ropelab.rope_and_cache, q, k, k, *caches, slots, **where) for q, k in sets]
-
-    return run
-
-
-_STEPS = dict(zip(STEPS, (_apply_rope, _qk_norm, _qk_norm_backward, _one_pass), strict=True))
+    def to_copy(self, call, step=""):
+        return call["heads"]

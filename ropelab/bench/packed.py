@@ -8,8 +8,7 @@ import torch
 
 import ropelab
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import peers, varlen_models
-from ropelab.bench.cells import progress
+from ropelab.bench import cells, peers, varlen_models
 from ropelab.bench.compare import compare
 from ropelab.bench.workloads import Workload
 from ropelab.layout import pairing
@@ -39,12 +38,12 @@ def packed(*, smoke: bool = False) -> pd.DataFrame:
     """
     cases = [replace(packings()[2], seq_len=8192, lengths=(64,) * 128)] if smoke else packings()
     shapes = [replace(case, layout=layout) for case in cases for layout in LAYOUTS]
+
     # One set of buffers is enough, because x alone is nine times as large as the cache.
-    frames = [
-        _columns(compare(shape, contenders(), rounds=3 if smoke else 6, sets=1), shape)
-        for shape in progress(shapes, lambda shape: shape.description)
-    ]
-    return pd.concat(frames, ignore_index=True)
+    def measure(shape: Workload) -> pd.DataFrame:
+        return _columns(compare(shape, contenders(), rounds=3 if smoke else 6, sets=1), shape)
+
+    return cells.table(shapes, measure, lambda shape: shape.description)
 
 
 def contenders() -> list[peers.Peer]:

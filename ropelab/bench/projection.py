@@ -13,13 +13,12 @@ import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import copies, packages, replaced, timing
+from ropelab.bench import cells, copies, packages, replaced, timing
 from ropelab.bench.agreement import disagreement
-from ropelab.bench.cells import progress
 from ropelab.bench.compare import tidy
+from ropelab.bench.operation import COPY, fastest_copy_alone
 from ropelab.bench.peers import quack
 from ropelab.bench.projection_law import Product
-from ropelab.bench.rows import are_copies
 from ropelab.call import operation, projection
 from ropelab.kernels import Rotation, backend
 from ropelab.kernels.tensors import ProjectionTensors
@@ -29,7 +28,6 @@ PRODUCT, KERNEL = "ropelab's product", "ropelab's product with the rotation"
 COMPUTED = "ropelab's product with the rotation, angles computed"
 QUACK, QUACK_ALONE = "quack with the rotation", "quack"
 BY_QUACK = "qkv_rope by quack, angles computed"
-COPY = "copy"
 HEADS = (32, 8), (28, 4), (64, 8)
 INPUTS = 2048, 4096, 8192
 TOKENS = 1, 64, 512, 2048, 4096, 8192, 16384
@@ -262,9 +260,9 @@ def _compiled(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
 
 def _table(cases: Sequence[Projection], find: Callable, device: torch.device | str, smoke: bool) -> pd.DataFrame:
     cases = [replace(case, tokens=min(case.tokens, 64)) for case in cases] if smoke else cases
-    described = progress(cases, lambda case: f"{case.block}, {case.tokens} x {case.inputs} x {case.outputs}")
+    measure = partial(_compare, find=find, device=device, rounds=3 if smoke else 12)
     with torch.no_grad():
-        return pd.concat([_compare(case, find, device, 3 if smoke else 12) for case in described], ignore_index=True)
+        return cells.table(cases, measure, lambda case: f"{case.block}, {case.tokens} x {case.inputs} x {case.outputs}")
 
 
 def _compare(case: Projection, find: Callable, device: torch.device | str, rounds: int) -> pd.DataFrame:
@@ -285,9 +283,7 @@ def _compare(case: Projection, find: Callable, device: torch.device | str, round
     timed = {name: partial(_calls, run, tensors.sets) for name, run in right.items()}
     moved = [[torch.empty(case.pass_bytes // 4, dtype=torch.bfloat16, device=device)] for _ in tensors.sets]
     frame = timing.gpu_times(timed | copies.contenders(moved), rounds=rounds)
-    is_copy = are_copies(frame)
-    fastest = frame[is_copy].sort_values("median_us").head(1).assign(contender=COPY)
-    frame = tidy(pd.concat([frame[~is_copy], fastest]), case.columns, status)
+    frame = tidy(fastest_copy_alone(frame), case.columns, status)
     torch.cuda.empty_cache()  # the graphs have memory of their own
     product = frame[frame.contender == ALONE].median_us.min()
     return frame.assign(

@@ -10,8 +10,7 @@ import torch._functorch.config
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import copies, in_parts, qk_norm_in_qkv, timing
-from ropelab.bench.cells import progress
+from ropelab.bench import cells, copies, in_parts, qk_norm_in_qkv, timing
 from ropelab.bench.compare import tidy
 from ropelab.bench.workloads import DENSE_CELLS, Buffers, Workload
 from ropelab.layout import pairing
@@ -33,8 +32,8 @@ def qk_norm(*, smoke: bool = False) -> pd.DataFrame:
     Columns: the columns of the workload without direction; step, contender, status, median_us, q20_us, q80_us,
         samples; and fraction_of_copy. For every step, the copy reads q and k once and writes them once.
     """
-    cells = DENSE_CELLS[-1:] if smoke else DENSE_CELLS[:2]
-    shapes = [replace(cell.workload, layout=layout) for cell in cells for layout in LAYOUTS]
+    chosen = DENSE_CELLS[-1:] if smoke else DENSE_CELLS[:2]
+    shapes = [replace(cell.workload, layout=layout) for cell in chosen for layout in LAYOUTS]
     if timing.is_stopped() and not smoke:
         return in_parts.compiled(
             _shapes, [([shape for shape in shapes if shape.layout == name], 1) for name in LAYOUTS]
@@ -43,8 +42,7 @@ def qk_norm(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def _shapes(shapes: Sequence[Workload], rounds: int) -> pd.DataFrame:
-    frames = [_compare(shape, rounds) for shape in progress(shapes, lambda shape: shape.description)]
-    return pd.concat(frames, ignore_index=True)
+    return cells.table(shapes, lambda shape: _compare(shape, rounds), lambda shape: shape.description)
 
 
 def _compare(shape: Workload, rounds: int) -> pd.DataFrame:

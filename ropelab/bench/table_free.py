@@ -10,8 +10,7 @@ import torch
 from ropelab import apply_rope, rotary_frequencies
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.angles.table_free import fixed_point
-from ropelab.bench.cells import progress
-from ropelab.bench.compare import compare
+from ropelab.bench.compare import table
 from ropelab.bench.exact_waves import exact_waves, ulps
 from ropelab.bench.peers import PEERS, Peer
 from ropelab.bench.workloads import DENSE_CELLS, Workload
@@ -47,11 +46,7 @@ def table_free(*, smoke: bool = False) -> pd.DataFrame:
     shapes.append(replace(shapes[0], name="1x65536 32/8 128", batch=1, seq_len=65536))
     shapes.append(replace(shapes[0], seq_format="bhsd"))
     shapes = [replace(shape, layout=layout) for shape in (shapes[1:2] if smoke else shapes) for layout in LAYOUTS]
-    frames = [
-        compare(shape, _CONTENDERS, rounds=3 if smoke else 10)
-        for shape in progress(shapes, lambda shape: shape.description)
-    ]
-    return pd.concat(frames, ignore_index=True)
+    return table(shapes, _CONTENDERS, rounds=3 if smoke else 10)
 
 
 def table_free_error(*, smoke: bool = False, device: str = "cuda") -> pd.DataFrame:

@@ -7,9 +7,8 @@ from functools import partial
 import pandas as pd
 import torch
 
-from ropelab.bench import copies, in_parts, timing
-from ropelab.bench.cells import progress
-from ropelab.bench.compare import copy_contenders, tidy
+from ropelab.bench import cells, in_parts, timing
+from ropelab.bench.operation import sweep
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, Buffers, Workload
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.addressing import innermost
@@ -49,8 +48,9 @@ _PARTS = 14
 
 
 def _sweeps(shapes: Sequence[tuple[Workload, bool]], rounds: int) -> pd.DataFrame:
-    described = progress(shapes, lambda item: item[0].description + ", positions" * item[1])
-    return pd.concat([_sweep(*shape, rounds=rounds) for shape in described], ignore_index=True)
+    return cells.table(
+        shapes, lambda shape: _sweep(*shape, rounds=rounds), lambda item: item[0].description + ", positions" * item[1]
+    )
 
 
 def _shapes() -> list[tuple[Workload, bool]]:
@@ -84,18 +84,10 @@ def _sweep(shape: Workload, positions: bool, rounds: int) -> pd.DataFrame:
     found = [*candidate_tiles(shape, order), *flat_tiles(shape, order), chosen]
     if positions:
         found += [replace(tile, heads_first=not tile.heads_first) for tile in found]
-    candidates = {str(tile): tile for tile in found}
-    contenders = {name: partial(_calls, shape, positions, sets, tile) for name, tile in candidates.items()}
-    frame = copies.with_fraction(timing.gpu_times(contenders | copy_contenders(shape, sets), rounds=rounds))
-    frame = frame[frame.contender.isin(candidates)]
-    tried = [candidates[name] for name in frame.contender]
-    frame = frame.assign(
-        **{field: [getattr(tile, field, absent) for tile in tried] for field, absent in FIELDS.items()},
-        chosen=[tile == chosen for tile in tried],
-        positions=positions,
-    )
-    torch.cuda.empty_cache()  # the graphs have memory of their own
-    return tidy(frame, shape.columns).drop(columns="contender")
+    copied = [b.inputs for b in sets]
+    calls = partial(_calls, shape, positions, sets)
+    frame = sweep(found, chosen, calls, FIELDS, copied, shape.columns, rounds=rounds)
+    return frame.assign(positions=positions)
 
 
 def _chosen(shape: Workload, positions_read: bool, buffers: Buffers) -> Tile | FlatTile:

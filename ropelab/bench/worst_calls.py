@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 import torch
 
-from ropelab.bench import block_scales, cached_keys, latent_attention, mrope, paged_cache, projection, row_scales
+from ropelab.bench import block_scales, cache_operations, cached_keys, latent_attention, mrope, projection, row_scales
 from ropelab.bench import table_free as computed
 from ropelab.bench.projection_law import Product
 from ropelab.bench.rows import timed
@@ -15,7 +15,7 @@ LARGE_BYTES = 16_000_000
 
 OURS: dict[str, tuple[str, ...]] = {
     "model_heads": ("ropelab",),
-    "one_pass_cells": (paged_cache.OURS,),
+    "one_pass_cells": (cache_operations.OURS,),
     "mrope": (mrope.ONE_AXIS, mrope.AXES, mrope.TABLES),
     "cached_keys": (cached_keys.OURS,),
     "latent_attention": (latent_attention.OURS,),
@@ -108,8 +108,8 @@ def _moved_bytes(study: str, row: pd.Series) -> float:
     if study == "projection":
         return Product(row.tokens, row.inputs, row.q_heads, row.k_heads, row.head_dim).bytes
     if study == "latent_attention":
-        case = latent_attention.Latent(row.seq_format, row.tokens, row.heads)
-        copied = case.must_move(row.part, row.direction, lambda *shape: torch.empty(shape, device="meta"))
+        case = latent_attention.Latent(row.seq_format, row.tokens, row.heads, part=row.part)
+        copied = case.must_move(row.direction, lambda *shape: torch.empty(shape, device="meta"))
         return 2 * copied.numel() * case.dtype.itemsize
     if study == "mrope":  # the backward of the norm also reads the gradients; the one pass also writes v, which is k
         more = {"qk_norm backward": 0.5, "one pass": row.k_heads / (row.q_heads + row.k_heads) / 2}

@@ -36,7 +36,7 @@ def test_the_kernels_have_the_bits_of_torch(case):
         with ropelab.use_backend(backend):
             found.append(case.ours(call))
     assert all(torch.equal(in_bytes(x), in_bytes(y)) for x, y in zip(*found, strict=True))
-    assert case.check(call, found[0]) == "ok"
+    assert case.agreement(call, found[0]) == "ok"
 
 
 @pytest.mark.parametrize("tokens, heads", SIZES)
@@ -49,7 +49,7 @@ def test_the_cache_has_the_bits_of_torch(tokens, heads):
         mine = call | {"cache": call["cache"].clone()}
         with ropelab.use_backend(backend):
             found.append((*case.ours(mine), mine["cache"]))
-        assert case.check(mine, found[-1][:1]) == "ok"
+        assert case.agreement(mine, found[-1][:1]) == "ok"
     assert torch.equal(found[0][1], found[1][1])
     assert_near(found[0][0], found[1][0], NORM)
 
@@ -127,7 +127,7 @@ def test_values_and_scales_are_vllms(case):
     run = theirs(case)
     (call,) = case.tensors(1, "cuda")
     (values, scales), (their_values, their_scales) = case.ours(call), run(call)
-    assert case.check(call, (their_values, their_scales)) == "ok"
+    assert case.agreement(call, (their_values, their_scales)) == "ok"
     assert values.shape == their_values.shape and values.stride() == their_values.stride()
     heads = (values.view(torch.uint8).unflatten(-1, (-1, case.head_dim)) for values in (values, their_values))
     mine, other = (x.contiguous().view(torch.float8_e4m3fn) for x in heads)

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -84,7 +85,8 @@ def test_the_adapter_is_megatrons(seq_format, cp_size, cp_rank):
     cu_seqlens = None if seq_format == "sbhd" else case.cu_seqlens("cuda") * cp_size
     cos, sin = (pairing.join(t, t, "split_half")[:, None, None].contiguous() for t in case.tables("cuda"))
     for part in latent_attention.PARTS[:2]:
-        inputs, cotangents = (make(part, case.normal("cuda")) for make in (case.inputs, case.cotangents))
+        of_part = replace(case, part=part)
+        inputs, cotangents = (make(case.normal("cuda")) for make in (of_part.inputs, of_part.cotangents))
         found = []
         for module in (theirs, interop):
             leaves = [x.clone().requires_grad_() for x in inputs]

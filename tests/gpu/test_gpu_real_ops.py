@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.bench import latent_attention, packages, paged_cache, peers, qk_norm, qk_norm_in_qkv, studies
+from ropelab.bench import latent_attention, packages, peers, qk_norm, qk_norm_in_qkv, studies
 from ropelab.bench.cache_operations import LatentCache, NormAndCache
 from ropelab.bench.peers import sglang_kernel, vllm
 from ropelab.bench.workloads import Workload
@@ -91,16 +91,16 @@ def test_norm_and_rotation_in_qkv(layout):
 @pytest.mark.parametrize("tokens", [1, 37, 4096])
 def test_writes_to_a_paged_cache(kind, tokens):
     case = kind(tokens)
-    (call,) = paged_cache.calls(case, 1, "cuda")
-    assert paged_cache.check(case, case.ours("cuda"), call) == "ok"
-    assert paged_cache.check(case, case.separate("cuda"), call) == "ok"
-    assert paged_cache.check(case, case.vllm(vllm.operators(), "cuda"), call) == "ok"
+    (call,) = case.sets("cuda", 1)
+    assert case.check(case.ours("cuda"), call) == "ok"
+    assert case.check(case.separate("cuda"), call) == "ok"
+    assert case.check(case.vllm(vllm.operators(), "cuda"), call) == "ok"
 
 
 @pytest.mark.parametrize("kind", [NormAndCache, LatentCache])
 def test_vllm_stores_no_token_without_a_slot(kind):
     case = kind(16)
-    (call,) = paged_cache.calls(case, 1, "cuda")
+    (call,) = case.sets("cuda", 1)
     run = case.vllm(vllm.operators(), "cuda")
     slots = call["slots"]
     call["slots"] = slots.masked_fill(torch.arange(16, device="cuda") % 3 == 0, -1)
@@ -114,12 +114,12 @@ def test_vllm_stores_no_token_without_a_slot(kind):
 @pytest.mark.parametrize("seq_format", latent_attention.FORMATS)
 @pytest.mark.parametrize("part", latent_attention.PARTS)
 def test_latent_attention_in_training(seq_format, part):
-    case = latent_attention.Latent(seq_format, tokens=512)
-    functions, missing, _ = latent_attention.contenders(case, part, "cuda")
-    for function in functions.values():
-        assert latent_attention.check(case, part, function) == "ok"
-    if missing:
-        raise packages.NotInstalled(missing[latent_attention.MEGATRON])
+    case = latent_attention.Latent(seq_format, tokens=512, part=part)
+    sets = case.sets("cuda")
+    for contender in case.contenders(sets, "cuda").values():
+        if isinstance(contender, str):
+            raise packages.NotInstalled(contender)
+        assert case.check(contender.run, sets[0]) == "ok"
 
 
 @pytest.mark.parametrize("study", ["paged_cache", "latent_attention"])

@@ -10,9 +10,11 @@ import torch
 import ropelab
 from ropelab.bench import (
     agreement,
+    cache_operations,
     cached_keys,
     fetch_peers,
     latent_attention,
+    operation,
     packages,
     paged_cache,
     row_scales,
@@ -52,7 +54,7 @@ PROMPT, DECODED = 32, 3
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     """The torch path of ropelab, because the interpreter takes long for heads of these sizes; and short prompts."""
-    monkeypatch.setattr(paged_cache, "MOST_DECODED", PROMPT - 1)
+    monkeypatch.setattr(cache_operations, "MOST_DECODED", PROMPT - 1)
     with ropelab.use_backend("torch"):
         yield
 
@@ -62,17 +64,18 @@ def test_the_table_of_paged_caches(on_cpu):
     sizes = ("operation", "tokens", "cache", "q_out", "q_heads", "k_heads", "head_dim", "dtype", "layout", "bytes")
     assert set(frame.columns) == {*sizes, *TIMES}
     assert set(frame.operation) == {kind.name for kind in OPERATIONS} and set(frame.tokens) == {1}
-    assert set(frame[frame.contender == paged_cache.VLLM].status) == {"not run: vllm not installed"}
-    names = [paged_cache.OURS, paged_cache.SEPARATE, one_pass.COPY, one_pass.PLACES]
+    assert set(frame[frame.contender == cache_operations.VLLM].status) == {"not run: vllm not installed"}
+    names = [cache_operations.OURS, cache_operations.SEPARATE, one_pass.COPY, one_pass.PLACES]
     times = one_pass.times(frame)
-    assert times[names].notna().any().all() and times[[paged_cache.VLLM, one_pass.FLASHINFER]].isna().all(axis=None)
+    absent = [cache_operations.VLLM, one_pass.FLASHINFER]
+    assert times[names].notna().any().all() and times[absent].isna().all(axis=None)
 
 
 @pytest.mark.parametrize("kind", OPERATIONS)
 @pytest.mark.parametrize("tokens", [DECODED, PROMPT])
 def test_calls_write_to_slots_of_their_own(kind, tokens):
     case = kind(tokens)
-    calls = paged_cache.calls(case, 3, "cpu")
+    calls = case.sets("cpu", 3)
     slots = torch.cat([call["slots"] for call in calls])
     assert len(set(slots.tolist())) == 3 * tokens and len({call[case.cached[0]].data_ptr() for call in calls}) == 1
     assert slots.max() < calls[0][case.cached[0]].flatten(0, 1).shape[0]
@@ -86,26 +89,26 @@ FLOAT8 = {"float8": True, "float8_q": True}
 @pytest.mark.parametrize("tokens", [DECODED, PROMPT])
 @pytest.mark.parametrize("kind", [partial(NormAndCache, **FLOAT8), WholeLatentCache])
 def test_passes_that_make_their_scales(kind, tokens):
-    case = kind(tokens)
-    (call,) = paged_cache.calls(case, 1, "cpu")
-    call |= row_scales.scales_of(case, call)
-    run = row_scales.made(case, "cpu")
+    case = row_scales.RowScales(kind(tokens))
+    (call,) = case.case.sets("cpu", 1)
+    call |= case.scales(call)
+    run = case.made("cpu")
 
     def elsewhere(call):
         found = run(call)
         call["q scales"] *= 1.1
         return found
 
-    assert row_scales.check(case, run, call) == "ok"
-    assert row_scales.check(case, elsewhere, call).startswith("wrong: a head of q has relative error")
+    assert case.check(run, call) == "ok"
+    assert case.check(elsewhere, call).startswith("wrong: a head of q has relative error")
 
 
 @pytest.mark.parametrize("case", [case for case in cached_keys.every_case() if case.slots == 16], ids=str)
 def test_cached_keys(on_cpu, case):
-    call, ours, separate = case.calls("cpu")[0], case.ours("cpu"), case.separate("cpu")
-    assert cached_keys.check(case, ours, call) == "ok"
-    assert separate is None or cached_keys.check(case, separate, call) == "ok"
-    told = cached_keys.check(case, lambda fresh: ours(fresh | {"deltas": -fresh["deltas"]}), call)
+    call, ours, separate = case.sets("cpu")[0], case.ours("cpu"), case.separate("cpu")
+    assert case.check(ours, call) == "ok"
+    assert separate is None or case.check(separate, call) == "ok"
+    told = case.check(lambda fresh: ours(fresh | {"deltas": -fresh["deltas"]}), call)
     assert told.startswith("wrong: a head of keys has relative error")
 
 
@@ -133,9 +136,9 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_pass_and_their_bytes_are_counted(variant):
     case = VARIANTS[variant]
-    (call,) = paged_cache.calls(case, 1, "cpu")
+    (call,) = case.sets("cpu", 1)
     for run in (case.ours("cpu"), case.separate("cpu")):
-        assert run is None or paged_cache.check(case, run, call) == "ok"
+        assert run is None or case.check(run, call) == "ok"
     found = case.ours("cpu")({name: x.clone() for name, x in call.items()})
     results = sum(found[name].numel() * found[name].itemsize for name in found if name in ("q", "other q"))
     rows = sum(call[name][0, 0].numel() * call[name].itemsize for name in case.cached)
@@ -146,13 +149,13 @@ def test_variants_pass_and_their_bytes_are_counted(variant):
 @pytest.mark.parametrize("variant", ["8-bit cache", "8-bit cache and q", "whole latent"])
 def test_wrong_8_bit_floats_are_caught(variant):
     case = VARIANTS[variant]
-    (call,) = paged_cache.calls(case, 1, "cpu")
+    (call,) = case.sets("cpu", 1)
 
     def spoil(call, found):
         rows = call[case.cached[-1]].flatten(0, 1)
         rows[call["slots"][1]] = (rows[call["slots"][1]].float() * 1.25).to(rows.dtype)
 
-    told = paged_cache.check(case, spoiled(case.ours("cpu"), spoil), call)
+    told = case.check(spoiled(case.ours("cpu"), spoil), call)
     assert told.startswith("wrong: a head of stored")
 
 
@@ -171,7 +174,7 @@ def spoiled(run, spoil):
 @pytest.mark.parametrize("what", ["another slot", "own slot", "q", "k", "one element"])
 def test_wrong_runs_are_caught(kind, what):
     case = kind(PROMPT)
-    (call,) = paged_cache.calls(case, 1, "cpu")
+    (call,) = case.sets("cpu", 1)
     cache, slots = case.cached[-1], call["slots"]
     other = next(slot for slot in range(len(slots) + 1) if slot not in slots)
 
@@ -184,7 +187,7 @@ def test_wrong_runs_are_caught(kind, what):
         else:
             found[what] *= 1.25
 
-    told = paged_cache.check(case, spoiled(case.separate("cpu"), spoil), call)
+    told = case.check(spoiled(case.separate("cpu"), spoil), call)
     names = {"another slot": "other slots", "own slot": "stored", "one element": "q"}
     assert told.startswith("wrong: ") and names.get(what, what) in told
 
@@ -192,14 +195,15 @@ def test_wrong_runs_are_caught(kind, what):
 @pytest.mark.parametrize("kind", OPERATIONS)
 def test_a_run_that_raises_or_gives_nan_is_caught(kind):
     case = kind(2)
-    (call,) = paged_cache.calls(case, 1, "cpu")
+    (call,) = case.sets("cpu", 1)
 
     def raises(call):
         raise RuntimeError("no kernel image")
 
-    assert paged_cache.check(case, raises, call) == "failed: RuntimeError: no kernel image"
+    told = operation.checked(case, [call], {"it": operation.Contender(raises)}, "cpu")
+    assert told == {"it": "failed: RuntimeError: no kernel image"}
     nan = spoiled(case.ours("cpu"), lambda call, found: found["q"].fill_(float("nan")))
-    assert paged_cache.check(case, nan, call) == "wrong: a head of q has relative error inf"
+    assert case.check(nan, call) == "wrong: a head of q has relative error inf"
 
 
 def test_disagreement_tells_bits_and_shapes():
@@ -233,20 +237,21 @@ def megatron_kernels():
 @pytest.mark.parametrize("seq_format", latent_attention.FORMATS)
 @pytest.mark.parametrize("part", latent_attention.PARTS)
 def test_ours_is_right(seq_format, part):
-    case = replace(SMALL, seq_format=seq_format)
-    for function in (case.ours(part, "cpu"), case.separate(part, "cpu")):
-        assert latent_attention.check(case, part, function, "cpu") == "ok"
+    case = replace(SMALL, seq_format=seq_format, part=part)
+    for function in (case.ours("cpu"), case.separate("cpu")):
+        assert case.check(function, case.sets("cpu")[0]) == "ok"
 
 
 def test_the_view_moves_what_it_must():
     """By token and head the forward reads N and writes N + R features, and the V of a copy come on top twice."""
-    kv, k_pe = SMALL.inputs(latent_attention.VIEW, SMALL.normal("cpu"))
     for part, copied in ((latent_attention.VIEW, 0), ("k and v", 16)):
-        key, value = SMALL.ours(part, "cpu")(kv, k_pe)
+        case = replace(SMALL, part=part)
+        kv, k_pe = case.inputs(case.normal("cpu"))
+        key, value = case.ours("cpu")(kv, k_pe)
         assert (value._base is kv) == (not copied)
-        moved = SMALL.must_move(part, "forward", SMALL.normal("cpu"))
+        moved = case.must_move("forward", case.normal("cpu"))
         assert 2 * moved.numel() == 6 * 4 * (16 + copied) + k_pe.numel() + key.numel() + 6 * 4 * copied
-        backward = SMALL.must_move(part, "backward", SMALL.normal("cpu"))
+        backward = case.must_move("backward", case.normal("cpu"))
         assert 2 * backward.numel() == kv.numel() + k_pe.numel() + key.numel() + value.numel()
 
 
@@ -256,16 +261,17 @@ def test_the_view_moves_what_it_must():
 @pytest.mark.parametrize("part", latent_attention.PARTS[:2])
 def test_megatrons_kernels_are_right(seq_format, part, megatron_kernels):
     # The interpreter negates the bits of bfloat16 as an integer, which Megatron-LM's backward meets.
-    case = replace(SMALL, seq_format=seq_format, dtype=torch.float16)
-    functions, missing, facts = latent_attention.contenders(case, part, "cpu")
-    assert not missing and re.fullmatch("[0-9a-f]{64}", facts["sha256"][latent_attention.MEGATRON])
-    assert latent_attention.check(case, part, functions[latent_attention.MEGATRON], "cpu") == "ok"
+    case = replace(SMALL, seq_format=seq_format, dtype=torch.float16, part=part)
+    sets = case.sets("cpu")
+    theirs = case.contenders(sets, "cpu")[latent_attention.MEGATRON]
+    assert re.fullmatch("[0-9a-f]{64}", theirs.sha256) and case.check(theirs.run, sets[0]) == "ok"
 
 
 @pytest.mark.parametrize("part", latent_attention.PARTS)
 @pytest.mark.parametrize("wrong", ["result", "gradient", "moved"])
 def test_a_wrong_rotation_of_latent_attention_is_caught(part, wrong):
-    right = SMALL.ours(part, "cpu")
+    case = replace(SMALL, part=part)
+    right = case.ours("cpu")
 
     class Doubled(torch.autograd.Function):
         @staticmethod
@@ -288,7 +294,7 @@ def test_a_wrong_rotation_of_latent_attention_is_caught(part, wrong):
             results[0] = first + change
         return results
 
-    told = latent_attention.check(SMALL, part, function, "cpu")
+    told = case.check(function, case.sets("cpu")[0])
     assert told.startswith("wrong: ") and ("kept" if wrong == "moved" else "") in told
 
 
@@ -297,7 +303,7 @@ def test_the_table_of_latent_attention(on_cpu, monkeypatch):
         raise packages.NotInstalled("megatron-core not installed")
 
     monkeypatch.setattr(megatron, "kernels", absent)
-    monkeypatch.setattr(latent_attention, "Latent", lambda fmt, **_: replace(SMALL, seq_format=fmt))
+    monkeypatch.setattr(latent_attention, "Latent", lambda fmt, part, **_: replace(SMALL, seq_format=fmt, part=part))
     frame = latent_attention.latent_attention(device="cpu")
     sizes = ("seq_format", "tokens", "heads", "nope_dim", "rotary_dim", "value_dim", "sequences", "dtype")
     assert set(frame.columns) == {*sizes, "part", "direction", *TIMES}

@@ -1,0 +1,236 @@
+"""An operation that a study times: its inputs, its contenders, the bytes that must move, and the check of results.
+
+`table` goes through the operations of a study. Contenders that pass the check are timed in the same rounds as copies,
+which move the bytes that the operation must move: for each step of the operation, such as the forward and the backward.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import pandas as pd
+import torch
+
+from ropelab.bench import cells, copies, same_places, timing
+from ropelab.bench.compare import tidy
+from ropelab.bench.rows import are_copies
+
+COPY = "copy"
+"""The fastest copy, in records that have no other."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A function of the inputs of a call, and what is known of a package that it comes from.
+
+    Attributes:
+        run: the function; `Operation.calls` makes calls of it.
+        version, sha256: of the package, and of its library or files in hexadecimal.
+        steps: the steps that the contender offers; None for all.
+        check, calls: in place of `Operation.check`, and of `Operation.calls` without the run.
+    """
+
+    run: Callable
+    version: str = ""
+    sha256: str = ""
+    steps: Sequence[str] | None = None
+    check: Callable[[Callable, Any], str] | None = None
+    calls: Callable[[Sequence[Any], str], Sequence[timing.Call]] | None = None
+
+
+class Operation(ABC):
+    """What one call computes. A call takes one of the sets of inputs, which take turns.
+
+    Attributes:
+        steps: what is timed, one after the other.
+        step_column: the column of the step in a record; "" where there is one step without a name.
+        of_packages: whether records have the version and the hash of packages.
+        scaled: whether the time of a copy counts by the share of the bytes that must move: `bytes` over those of the
+            copy. Otherwise the copy moves the bytes that must move.
+        one_copy: whether a record has the fastest copy alone, as `COPY`.
+        differentiates: whether calls need gradients.
+    """
+
+    steps: ClassVar[Sequence[str]] = ("",)
+    step_column: ClassVar[str] = ""
+    of_packages: ClassVar[bool] = False
+    scaled: ClassVar[bool] = False
+    one_copy: ClassVar[bool] = False
+    differentiates: ClassVar[bool] = False
+    bytes: int
+
+    @property
+    @abstractmethod
+    def columns(self) -> Mapping[str, object]:
+        """The columns that identify the operation in a record."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """The operation in a few words, for lines of progress."""
+
+    @property
+    def checked(self) -> Self:
+        """The operation whose results are compared with the definition: this one, or a smaller one."""
+        return self
+
+    @abstractmethod
+    def sets(self, device: torch.device | str) -> Sequence[Any]:
+        """As many sets of inputs as keep every access out of the L2 cache."""
+
+    @abstractmethod
+    def contenders(self, sets: Sequence[Any], device: torch.device | str) -> Mapping[str, Contender | str]:
+        """The name of each contender -> the contender, or why it cannot run: ``"not run: ..."``."""
+
+    @abstractmethod
+    def check(self, run: Callable, call: Any) -> str:
+        """``"ok"`` if a run on one set of inputs, which stay as they are, is right; else what is wrong."""
+
+    @abstractmethod
+    def to_copy(self, call: Any, step: str = "") -> Sequence[torch.Tensor]:
+        """One or two tensors to copy: as many bytes as the operation must read."""
+
+    def places(self, call: Any, step: str = "") -> Sequence[same_places.Part]:
+        """The parts that a copy to the same places moves; none where it would move what `to_copy` moves."""
+        return ()
+
+    def share(self, copied: Sequence[torch.Tensor]) -> float:
+        """The bytes that must move over those that a copy of these tensors moves; 1 where it moves what must move."""
+        return self.bytes / (2 * sum(x.nbytes for x in copied)) if self.scaled else 1.0
+
+    def calls(self, run: Callable, sets: Sequence[Any], step: str = "") -> list[timing.Call]:
+        """One call for each set."""
+        return [partial(run, call) for call in sets]
+
+
+def table(operations: Iterable[Operation], *, rounds: int, device: torch.device | str = "cuda") -> pd.DataFrame:
+    """The rows of every operation, see `compare`, one operation after the other."""
+    measure = partial(compare, rounds=rounds, device=device)
+    return cells.table(operations, measure, lambda operation: operation.description)
+
+
+def compare(operation: Operation, *, rounds: int, device: torch.device | str = "cuda") -> pd.DataFrame:
+    """Time the contenders of an operation that are right, and copies.
+
+    Columns: those of the operation, and of the step; contender, status, median_us, q20_us, q80_us, samples;
+        fraction_of_copy, the fastest copy's time of the bytes that must move over the time of the contender; version
+        and sha256, where contenders come from packages. `names.SAME_PLACES` is the fastest copy to the same places.
+    """
+    sets = operation.sets(device)
+    found = operation.contenders(sets, device)
+    ready = {name: one for name, one in found.items() if isinstance(one, Contender)}
+    wrong = {name: one for name, one in found.items() if isinstance(one, str)}
+    wrong |= {name: why for name, why in checked(operation, sets, ready, device).items() if why != "ok"}
+    frames = []
+    for step in operation.steps:
+        offered = {name: one for name, one in ready.items() if one.steps is None or step in one.steps}
+        timed = {
+            name: partial(one.calls or partial(operation.calls, one.run), sets, step)
+            for name, one in offered.items() if name not in wrong
+        }  # fmt: skip
+        copied = [operation.to_copy(call, step) for call in sets]
+        places = [parts for call in sets if (parts := operation.places(call, step))]
+        with torch.set_grad_enabled(operation.differentiates):
+            frame = beside_copies(timed, copied, places, rounds=rounds, share=operation.share(copied[0]))
+        if operation.one_copy:
+            frame = fastest_copy_alone(frame)
+        identity = {**operation.columns, **({operation.step_column: step} if operation.step_column else {})}
+        here = {name: why for name, why in wrong.items() if name not in ready or name in offered}
+        frames.append(tidy(frame, identity, here))
+    frame = pd.concat(frames, ignore_index=True)
+    if not operation.of_packages:
+        return frame
+    of = [ready.get(name, Contender(len)) for name in frame.contender]
+    return frame.assign(version=[one.version for one in of], sha256=[one.sha256 for one in of])
+
+
+def checked(
+    operation: Operation, sets: Sequence[Any], ready: Mapping[str, Contender], device: torch.device | str
+) -> dict[str, str]:
+    """The status of each contender. With the clock stopped, no result of the same size as is timed is compared."""
+    small = operation.checked
+    if small is operation:
+        if timing.is_stopped():
+            return {}
+    else:
+        sets = small.sets(device)
+        ready = {name: one for name, one in small.contenders(sets, device).items() if isinstance(one, Contender)}
+    found = {}
+    for name, contender in ready.items():
+        try:
+            found[name] = (contender.check or small.check)(contender.run, sets[0])
+        except Exception as error:  # the status records the error
+            found[name] = timing.failure(error)
+    return found
+
+
+def beside_copies(
+    timed: Mapping[str, Callable[[], Sequence[timing.Call]]],
+    copied: Sequence[Sequence[torch.Tensor]],
+    places: Sequence[Sequence[same_places.Part]] = (),
+    *,
+    rounds: int,
+    share: float = 1.0,
+) -> pd.DataFrame:
+    """The rows of `timing.gpu_times` for contenders, copies, and the fastest copy to the same places.
+
+    Args:
+        copied: the tensors that the copies of each call copy.
+        places: the parts that the copies to the same places copy.
+        share: the bytes that contenders must move over those of a copy. The column fraction_of_copy is the time of the
+            fastest copy, times this share, over the time of each contender.
+    """
+    everything = {**timed, **copies.contenders(copied), **(same_places.contenders(places) if places else {})}
+    frame = copies.with_fraction(same_places.fastest_alone(timing.gpu_times(everything, rounds=rounds)))
+    torch.cuda.empty_cache()  # the graphs have memory of their own
+    return frame.assign(
+        fraction_of_copy=frame.fraction_of_copy.where(are_copies(frame), frame.fraction_of_copy * share)
+    )
+
+
+def fastest_copy_alone(frame: pd.DataFrame) -> pd.DataFrame:
+    """``frame`` with one row instead of the rows of the copies, at the end: the row of the fastest, as `COPY`."""
+    copied = are_copies(frame)
+    fastest = frame[copied].nsmallest(1, "median_us").assign(contender=COPY)
+    return pd.concat([frame[~copied], fastest], ignore_index=True)
+
+
+def sweep(
+    tiles: Iterable[Any],
+    chosen: Any,
+    calls: Callable[[Any], Sequence[timing.Call]],
+    fields: Mapping[str, object],
+    copied: Sequence[Sequence[torch.Tensor]],
+    columns: Mapping[str, object],
+    *,
+    rounds: int,
+    share: float = 1.0,
+) -> pd.DataFrame:
+    """Time a kernel with several tiles.
+
+    Args:
+        tiles, chosen: the tiles to try, with the one that the library takes among them.
+        calls: a function of a tile that returns one call for each set of inputs.
+        fields: the attributes of tiles to record -> the value where a tile lacks it.
+        copied, share: as for `beside_copies`.
+        columns: what identifies the operation in a record.
+
+    Columns: ``columns``, status, median_us, q20_us, q80_us, samples, fraction_of_copy; ``fields`` and chosen.
+    """
+    by_name = {str(tile): tile for tile in tiles}
+    frame = beside_copies(
+        {name: partial(calls, tile) for name, tile in by_name.items()}, copied, rounds=rounds, share=share
+    )
+    return tidy(with_tiles(frame, by_name, chosen, fields), columns).drop(columns="contender")
+
+
+def with_tiles(
+    frame: pd.DataFrame, by_name: Mapping[str, Any], chosen: Any, fields: Mapping[str, object]
+) -> pd.DataFrame:
+    """The rows whose contender is a tile, with the attributes of the tile and whether it is the chosen one."""
+    frame = frame[frame.contender.isin(by_name)]
+    tried = [by_name[name] for name in frame.contender]
+    found = {field: [getattr(tile, field, absent) for tile in tried] for field, absent in fields.items()}
+    return frame.assign(**found, chosen=[tile == chosen for tile in tried])
