@@ -223,14 +223,8 @@ def sweep(
     frame = beside_copies(
         {name: partial(calls, tile) for name, tile in by_name.items()}, copied, rounds=rounds, share=share
     )
-    return tidy(with_tiles(frame, by_name, chosen, fields), columns).drop(columns="contender")
-
-
-def with_tiles(
-    frame: pd.DataFrame, by_name: Mapping[str, Any], chosen: Any, fields: Mapping[str, object]
-) -> pd.DataFrame:
-    """The rows whose contender is a tile, with the attributes of the tile and whether it is the chosen one."""
     frame = frame[frame.contender.isin(by_name)]
     tried = [by_name[name] for name in frame.contender]
     found = {field: [getattr(tile, field, absent) for tile in tried] for field, absent in fields.items()}
-    return frame.assign(**found, chosen=[tile == chosen for tile in tried])
+    frame = frame.assign(**found, chosen=[tile == chosen for tile in tried])
+    return tidy(frame, columns).drop(columns="contender")

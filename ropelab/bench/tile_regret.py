@@ -8,12 +8,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ropelab.bench import cells as of_study
 from ropelab.bench import compiling, timing
+from ropelab.bench.cells import progress
 from ropelab.bench.compare import tidy
 from ropelab.bench.model_cells import Call, Cell, cells, on_meta, packed_prefills, prefills
 from ropelab.bench.model_heads import against_copies, planned
-from ropelab.bench.operation import with_tiles
 from ropelab.kernels import rotate_triton
 from ropelab.kernels.tiles import FlatTile, Tile, candidates
 
@@ -37,11 +36,9 @@ def tile_regret(*, smoke: bool = False) -> pd.DataFrame:
     compiling.ahead((cell, tiles) for _, cell, tiles in tried)
     if timing.is_stopped():
         tried = tried[:1]
-
-    def measure(item: tuple[int, Cell, Sequence[Tile | FlatTile]]) -> pd.DataFrame:
-        return sweep(*item[1:], rounds=3 if smoke else 9).assign(number=item[0])
-
-    return of_study.table(tried, measure, lambda item: item[1].workload.description)
+    tried = progress(tried, lambda item: item[1].workload.description)
+    rounds = 3 if smoke else 9
+    return pd.concat([sweep(*item, rounds=rounds).assign(number=n) for n, *item in tried], ignore_index=True)
 
 
 def numbered() -> list[Cell]:
@@ -79,8 +76,10 @@ def sweep(cell: Cell, tiles: Sequence[Tile | FlatTile], rounds: int) -> pd.DataF
     frame = against_copies({name: partial(planned, calls, tile) for name, tile in by_name.items()}, calls, rounds)
     found = [by_name[name] for name in frame.contender]
     counters = [compiling.counters(calls[0], tile) for tile in found] if torch.cuda.is_available() else []
-    frame = frame.assign(kind=["flat" if isinstance(tile, FlatTile) else "whole" for tile in found])
-    frame = with_tiles(frame, by_name, calls[0].tile, dict.fromkeys(_FIELDS)).assign(
+    frame = frame.assign(
+        kind=["flat" if isinstance(tile, FlatTile) else "whole" for tile in found],
+        **{field: [getattr(tile, field, None) for tile in found] for field in _FIELDS},
+        chosen=[tile == calls[0].tile for tile in found],
         same_bits=frame.contender.map(same),
         **pd.DataFrame(counters, index=frame.index if counters else None),
     )
