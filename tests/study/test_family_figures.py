@@ -10,8 +10,11 @@ import pytest
 pytest.importorskip("seaborn")
 
 from ropelab.bench import records  # noqa: E402
-from ropelab.bench.copies import PREFIX  # noqa: E402
-from ropelab.bench.names import NO_GRAD, RECORDED
+from ropelab.bench.names import (
+    NO_GRAD,
+    PREFIX,  # noqa: E402
+    RECORDED,
+)
 from ropelab.bench.peers import TRANSFORMER_ENGINE  # noqa: E402
 from ropelab.bench.workloads import DENSE_CELLS, DIRECTIONS, Workload  # noqa: E402
 from ropelab.layout.pairing import LAYOUTS  # noqa: E402

@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ropelab.bench import gpu_memory, packages, paged_cache, timing, tuning
+from ropelab.bench import cache_operations, gpu_memory, packages, timing, tuning
 from ropelab.bench.peers import flashinfer
 from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.bench.study import GIB, Study
@@ -139,5 +139,5 @@ def _flashinfers(wanted: Collection[str]) -> Iterator[tuple[str, str, Callable[[
     """
     for version in packages.installations(flashinfer.PACKAGE) if torch.cuda.is_available() else ():
         yield version, "compiled", partial(flashinfer.compile_kernel, version)
-        if {"paged_cache", "one_pass_cells"} & set(wanted) and version == paged_cache.FLASHINFER_VERSION:
+        if {"paged_cache", "one_pass_cells"} & set(wanted) and version == cache_operations.FLASHINFER_VERSION:
             yield version, "the norm compiled", partial(flashinfer.compile_norm_append, version)
