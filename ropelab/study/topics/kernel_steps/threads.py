@@ -82,6 +82,11 @@ def accesses(step: Step, moves: Sequence[Move], heads: int, head_dim: int) -> li
     return result
 
 
+def sectors(found: Sequence[Access], kind: str) -> float:
+    """The sectors of a request of all loads, or of all stores, on average."""
+    return float(np.mean([len(request) for each in found if each.kind == kind for request in each.requests()]))
+
+
 @contextmanager
 def _addresses() -> Iterator[list[tuple[str, np.ndarray, np.ndarray]]]:
     """Note the kind, the addresses and the mask of each load and store of a tile that the interpreter runs."""
