@@ -9,7 +9,7 @@ import sys
 import pandas as pd
 import torch
 
-from ropelab.bench import ncu, records
+from ropelab.bench import ncu, records, staleness
 from ropelab.study.topics.kernel_steps.step import STEPS
 from ropelab.study.topics.kernel_steps.timed import CASES, Case
 
@@ -60,7 +60,8 @@ def main() -> None:
     assert __spec__ is not None
     found = ncu.run(__spec__.name, ["--count"], os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
     why = "Nsight Compute launched them, in a process of its own"
-    records.write(RECORD, table(found), parameters={"smoke": False}, kernels_unknown=why)
+    code = {"protocol": staleness.numbers(RECORD), "kernels_unknown": why}
+    records.write(RECORD, table(found), parameters={"smoke": False}, **code)
 
 
 if __name__ == "__main__":
