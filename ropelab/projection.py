@@ -10,14 +10,18 @@ from ropelab.arguments import choice, integer, sequence, single, tensor
 from ropelab.autograd.projection import differentiated
 from ropelab.call.angles import Tables, given_angles
 from ropelab.call.checks import check_fixed_tables, check_no_grad
-from ropelab.call.dispatcher import transformed
+from ropelab.call.dispatcher import transformed, watched
 from ropelab.call.memory import check_apart
 from ropelab.call.projection import (
+    KERNEL,
     Call,
+    aligned,
     check_served,
     dispatched,
     heads_of_arguments,
     product,
+    remember,
+    run_again,
     three,
 )
 from ropelab.call.projection_cache import run_into_cache
@@ -104,6 +108,14 @@ def qkv_rope(
     """
     if isinstance(x, Proxy):
         return recorded(qkv_rope, locals())
+    norms, key, prepared = (q_weight, k_weight), None, None
+    if not (watched() or torch._C._is_any_autocast_enabled()):
+        words, numbers = (layout, seq_format, path, frequencies is None), (q_heads, k_heads, eps, aligned(x, weight))
+        tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)
+        given = x, weight, bias, *norms
+        key, prepared = KERNEL.look_up(words, numbers, given, *tensors, positions, offsets, axes, rotary_slice)
+        if prepared is not None:
+            return run_again(prepared, x, weight, bias, norms, *tensors, positions, offsets)
     x, weights, biases = _given(x, weight, bias)
     q_heads, k_heads = integer("q_heads", q_heads, at_least=1), integer("k_heads", k_heads, at_least=1)
     call = Call(q_heads, k_heads, single("eps", eps, at_least=0), False, choice("path", path, PATHS))
@@ -112,7 +124,9 @@ def qkv_rope(
         check_fixed_tables(angles.cos, angles.sin)
     tokens = _tokens(offsets, x, weights, biases, q_heads, k_heads, seq_format)
     where = located(tokens, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
-    return differentiated(x, weights, biases, (q_weight, k_weight), where, call)
+    made = differentiated(x, weights, biases, norms, where, call)
+    remember(key, x, weights, biases, norms, where, call)
+    return made
 
 
 @hinted

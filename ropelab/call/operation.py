@@ -196,7 +196,7 @@ class Operation:
                 self, recorded, forced_backend(), words, axes, rotary_slice,
                 numbers, *map(type, numbers), type(offsets),
                 *(() if axes is None else map(type, axes)), *(() if rotary_slice is None else map(type, rotary_slice)),
-                *_properties(tensors),
+                *properties(tensors),
             )  # fmt: skip
             return key, prepared_calls.get(key)
         except _WITHOUT_KEY:
@@ -213,7 +213,7 @@ class Operation:
         try:
             rows = angles.position_count if self.writes else 0
             return (
-                self, options, numbers, forced_backend(), rows, angles.key(), *_properties((*given, positions))
+                self, options, numbers, forced_backend(), rows, angles.key(), *properties((*given, positions))
             )  # fmt: skip
         except _WITHOUT_KEY:
             return None
@@ -349,7 +349,7 @@ def check_plain(named: Iterable[tuple[str, Any]]) -> None:
             raise TypeError(f"{name}: expected a plain tensor, got {type(x).__name__}")
 
 
-def _properties(tensors: Iterable[Any]) -> list:
+def properties(tensors: Iterable[Any]) -> list:
     """What the checks and the launch of a call depend on, beside the contents and addresses of tensors."""
     return [None if x is None else (type(x), x.shape, x.stride(), x.dtype, x.device, x.layout) for x in tensors]
 

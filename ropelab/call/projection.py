@@ -24,7 +24,7 @@ from ropelab.call import operation
 from ropelab.call.checks import check_places, check_rope_arguments
 from ropelab.call.dispatcher import must_dispatch, operator
 from ropelab.call.memory import empty_heads
-from ropelab.call.operation import Operation, Prepared, check_plain, views_of
+from ropelab.call.operation import Operation, Prepared, check_plain, properties, views_of
 from ropelab.call.projection_paths import Work, fastest
 from ropelab.call.qk_norm import BACKWARD, FORWARD, check_qk_norm_arguments
 from ropelab.call.rotation import ROTATE
@@ -158,21 +158,13 @@ def _projected(
     x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call
 ) -> tuple[torch.Tensor, ...]:
     """`run_projection` of plain tensors. A call with a key that an earlier call had makes no check of metadata."""
-    angles, positions, first_position, options = where
-    rows = 0
+    angles, positions, first_position, _ = where
+    key, prepared, rows = _key(x, weights, biases, norms, where, call), None, 0
     try:
         rows = angles.position_count
-        key: Hashable | None = (
-            call, options, len(weights), forced_backend(), angles.key(),
-            aligned(x, weights[0]),
-            *[
-                None if t is None else (type(t), t.shape, t.stride(), t.dtype, t.device, t.layout)
-                for t in (x, *weights, *biases, *norms, positions)
-            ],
-        )  # fmt: skip
         prepared = operation.prepared_calls.get(key)
-    except (AttributeError, IndexError, RuntimeError, TypeError):  # the checks name the argument that is wrong
-        key = prepared = None
+    except (AttributeError, IndexError, TypeError):  # the checks name the argument that is wrong
+        key = None
     try:
         if prepared is None:
             prepared = _prepared(x, weights, biases, norms, where, call)
@@ -184,6 +176,38 @@ def _projected(
     except RuntimeError:  # a tensor without memory, where others had prepared the call
         _check_plain(weights, biases, norms, where)
         raise
+
+
+def _key(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call) -> Hashable | None:
+    angles, positions, _, options = where
+    try:
+        return (
+            call, options, len(weights), forced_backend(), angles.key(), aligned(x, weights[0]),
+            *properties((x, *weights, *biases, *norms, positions)),
+        )  # fmt: skip
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        return None
+
+
+def remember(key: tuple | None, x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call) -> None:
+    """Let calls with ``key``, a key of `Operation.look_up`, share what the call with these arguments has prepared."""
+    if key is not None:
+        prepared = operation.prepared_calls.get(_key(x, weights, biases, norms, where, call))
+        if prepared is not None:
+            operation.prepared_calls.keep(key, prepared)
+
+
+def run_again(
+    prepared: Prepared, x, weight, bias, norms: Norms, cos, sin, positions, offsets
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v of a call with one weight that `Operation.look_up` found; without ``sin``, ``cos`` are frequencies."""
+    if type(offsets) is not int:
+        positions, offsets = offsets, 0
+    rows = MOST_ROWS if sin is None else cos.shape[-2]
+    if positions is not None or offsets + prepared.seq_len > rows:
+        check_places(x.unsqueeze(-1), Where.of(cos, sin, positions, offsets, prepared.options))
+    given = x, (weight,), () if bias is None else (bias,), *norms, cos, cos if sin is None else sin, positions
+    return prepared.launch(given, offsets, rows if rows < MOST_ROWS else MOST_ROWS)[:3]
 
 
 def _check_plain(weights: Tensors, biases: Tensors, norms: Norms, where: Where) -> None:
@@ -214,7 +238,7 @@ def _prepared(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, 
     if launch is None:
         check_served(call.path)
         launch = _by_pass(x, norms, where, heads, call)
-    return Prepared(launch, None, x.shape[SEQ_AXIS[where.options.seq_format]])
+    return Prepared(launch, None, x.shape[SEQ_AXIS[where.options.seq_format]], options=where.options)
 
 
 def work_of(x: torch.Tensor, heads: Heads) -> Work:

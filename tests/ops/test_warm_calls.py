@@ -23,7 +23,14 @@ LOOKED_UP = [
     name
     for name, spec in OPERATORS.items()
     if spec.function
-    in (ropelab.apply_rope, ropelab.apply_qk_norm_rope, ropelab.rope_and_cache, ropelab.mla_rope_and_cache)
+    in (
+        ropelab.apply_rope,
+        ropelab.apply_qk_norm_rope,
+        ropelab.rope_and_cache,
+        ropelab.mla_rope_and_cache,
+        ropelab.qkv_rope,
+    )  # fmt: skip
+    and name != "qkv_rope, three weights"
 ]
 ROPE = [name for name in LOOKED_UP if OPERATORS[name].leaves]
 
@@ -162,6 +169,12 @@ def test_modes_compilers_and_tracers_see_it(torch_backend, warm, name):
     compiled = torch.compile(OPERATORS[name].function, fullgraph=True, backend="aot_eager")
     assert same(results(name, copied(call), compiled), expected)
     assert same(results(name, copied(call)), expected)
+
+
+def test_autocast_sees_it(torch_backend, warm):
+    call, _ = warm("qkv_rope")
+    with torch.autocast(call["x"].device.type, torch.bfloat16):
+        assert {y.dtype for y in results("qkv_rope", copied(call))} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("name", LOOKED_UP)
