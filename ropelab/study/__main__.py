@@ -86,8 +86,8 @@ def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> No
 
     fresh = {}
     if measured and measured.studies and not smoke and not gpu:
-        own = measured.over(MEASUREMENTS, (build / "records").resolve())
-        fresh = {"records": str(own.directory), "gpu": own.gpu}
+        own = measured.over(MEASUREMENTS, build / "records")
+        fresh = {"records": os.path.relpath(own.directory, ROOT), "gpu": own.gpu}
     court = {document.key for document in claims.documents()}
     book = dict.fromkeys((path.stem for path in notebooks if path.stem[3:] not in court), fresh)
 
