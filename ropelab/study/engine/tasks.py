@@ -39,7 +39,7 @@ def results(
         apart: whether all studies are compiled first, and each has a process of its own.
         seconds: study -> the seconds that it takes side by side with others, by the records.
     """
-    beside = _side_by_side(wanted, state, seconds) if apart else {}
+    beside = _side_by_side(wanted, state, seconds) if apart and wanted else {}
     for name, study in wanted.items():
         parts = tuple(beside[task] for what in WHAT if (task := (name, what)) in beside)
         found = next((part.found for part in parts if part.found is not None), None)
