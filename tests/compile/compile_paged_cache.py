@@ -106,7 +106,7 @@ def conversion(capability, dtype, device):
 CACHED = [(8, 128, 0, 128), (1, 576, 512, 64)]
 
 
-def cached_keys(capability, shape, layout, dtype, *, made_scales=False, slots=4096):
+def cached_keys(capability, shape, layout, dtype, *, made_scales=False, slots=4096, axes=None):
     """The kernel that `rotate_cached_keys` launches."""
     heads, head_dim, first, rotary_dim = shape
 
@@ -116,10 +116,10 @@ def cached_keys(capability, shape, layout, dtype, *, made_scales=False, slots=40
     cos, scales = empty(8192, rotary_dim // 2, dtype=torch.float32), empty(512, 16, heads, dtype=torch.float32)
     tensors = CachedKeys(
         empty(512, 16, heads, head_dim, dtype=dtype), scales if made_scales else None, empty(slots, dtype=torch.int64),
-        cos, cos, empty(1, slots, dtype=torch.int64),
+        cos, cos, empty(1, slots, *([] if axes is None else [3]), dtype=torch.int64),
     )  # fmt: skip
     interleaved = layout == "interleaved"
-    rotation = Rotation(rotary_dim, first=first, interleaved=interleaved, out_interleaved=interleaved)
+    rotation = Rotation(rotary_dim, first=first, interleaved=interleaved, out_interleaved=interleaved, axes=axes)
     with mock.patch.object(cached_keys_triton, "conversion", partial(conversion, capability)):
         launch = cached_keys_triton.plan_rotate(tensors, rotation)
     return compile_kernel.compiled(*compile_kernel.with_bytes(launch, (tensors, 0, 8192)), capability)
@@ -177,6 +177,10 @@ def main(capability: int) -> None:
             found = cached_keys(capability, shape, layout, dtype, made_scales=made_scales, slots=slots)
             width = 16 if dtype == torch.bfloat16 else 8
             compile_kernel.check_accesses(f"sm_{capability} cached keys {shape} {layout} {dtype}", found, width)
+    for layout, in_turns in zip(LAYOUTS, (True, False), strict=True):
+        axes = mrope_axes((24, 20, 20) if in_turns else (16, 24, 24), mrope_interleaved=in_turns)
+        found = cached_keys(capability, CACHED[0], layout, torch.bfloat16, axes=axes)
+        compile_kernel.check_accesses(f"sm_{capability} cached keys {layout} with axes", found, 16)
     for layout in LAYOUTS if capability == 90 else ():
         check_instructions(layout, capability)
         check_pieces(layout, capability)
