@@ -21,7 +21,6 @@ from ropelab.layout.pairing import LAYOUTS  # noqa: E402
 from ropelab.study.plots import drawing
 from ropelab.study.site import summary  # noqa: E402
 from ropelab.study.topics.performance import comparison  # noqa: E402
-from ropelab.study.topics.performance import figures as family_figures  # noqa: E402
 from ropelab.study.topics.performance import findings as family_findings  # noqa: E402
 from ropelab.study.topics.performance.findings import MANY, ONE, READS_TWICE, SKEWED  # noqa: E402
 
@@ -157,20 +156,6 @@ def directory(tmp_path_factory):
     folder = tmp_path_factory.mktemp("records")
     Made().write(folder)
     return folder
-
-
-def test_figures_draw_without_packages_and_with_failures():
-    """A smoke run on a machine that has none of the packages."""
-    made = Made()
-    for name, (studies, draw) in family_figures.FIGURES.items():
-        tables = [getattr(made, study)() for study in studies]
-        tables = [t[t.contender.str.contains("ropelab|copy|eager|twice|Engine", regex=True)].copy() for t in tables]
-        for table in tables:
-            lost = table[table.contender.str.contains("eager|twice|Engine", regex=True)].index
-            table.loc[lost, "status"] = "failed: out of memory"
-        fig = draw(*tables, "")
-        told = any("out of memory" in text.get_text() for text in fig.texts)
-        assert told, name
 
 
 def test_nothing_measured_is_no_success(tmp_path):

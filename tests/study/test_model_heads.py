@@ -13,7 +13,7 @@ from ropelab.bench.rows import NotMeasured
 from ropelab.bench.workloads import Workload
 from ropelab.kernels import HAS_TRITON, INTERPRETED
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.study.topics.performance import dense, formats
+from ropelab.study.topics.performance import dense
 from ropelab.study.topics.performance import model_heads as judge
 from tests.study.sentences import states
 
@@ -170,12 +170,6 @@ def test_causes_have_the_median_of_the_calls_with_each_fact():
     assert large[judge.NARROW] == pytest.approx(10 * 33 / 32 / 20) and large[judge.NOTHING] == pytest.approx(33 / 33.6)
     assert few[judge.NOTHING] == pytest.approx(0.8) and few[judge.SPILLS] == pytest.approx(10 / 10.5)
     assert found[f"{judge.SIZES[0]}: calls"][judge.EVERY] == 2
-
-
-def test_few_tokens_without_tables_have_their_own_price():
-    small = {"bytes": 1e6, "head_bytes": 1e6, "necessary_bytes": 1e6}
-    calls = [record(**small, median_us=12.5), record(**small, table_free=True, median_us=20.0), record(median_us=99.0)]
-    assert states(formats.few_tokens_without_tables(pd.concat(calls, ignore_index=True)), 0.50, 0.80)
 
 
 def test_counters_name_the_furthest_calls_and_count_causes():

@@ -16,6 +16,7 @@ from ropelab.bench.rows import are_copies
 from ropelab.study.engine import ledger as engine
 from ropelab.study.engine import registered
 from ropelab.study.engine.verdict import Outcome
+from ropelab.study.plots import gpus
 from ropelab.study.plots import registry as figures
 from ropelab.study.topics.performance import findings as family_findings
 
@@ -257,10 +258,10 @@ def test_senseless_times_are_not_recorded(tmp_path, monkeypatch):
 @without_a_gpu
 def test_a_bad_record_stops_no_other_figure(copy, tmp_path, monkeypatch):
     rewrite(copy, "te_layer", first_time(-1.0), signed=True)
-    chosen = {name: figures.all_figures()[name] for name in ("te_layer", "te_skew", "qk_norm")}
+    chosen = {name: figures.all_figures()[name] for name in ("te_layer", "te_skew", "conformance")}
     monkeypatch.setattr(figures, "all_figures", lambda: chosen)
     files, missing = figures.draw_all(tmp_path / "figures", copy.parent)
-    assert {file.stem for file in files} == {"te_skew", "qk_norm"}
+    assert {file.stem for file in files} == {"te_skew", "conformance"}
     (line,) = missing
     assert line.startswith("te_layer: ") and "nvidia-h200/te_layer.csv: column median_us" in line
     rewrite(copy, "host", lambda frame: frame.iloc[:3], signed=False)
@@ -453,7 +454,7 @@ def test_every_figure_is_drawn_from_either(name, two_gpus):
     if not all((COMMITTED / f"{study}.json").is_file() for study in studies):
         pytest.skip(f"{COMMITTED.name} has no record of {', '.join(studies)}")
     texts = [text.get_text() for text in figures.draw(name, records.selection(two_gpus, OTHER)).findobj(match=_is_text)]
-    assert any(figures.gpus.short(NAME) in text for text in texts) and not any("H200" in text for text in texts)
+    assert any(gpus.short(NAME) in text for text in texts) and not any("H200" in text for text in texts)
 
 
 def _is_text(artist):

@@ -103,8 +103,3 @@ def map_of(table: pd.DataFrame, texts, *, cmap: str, size: tuple[float, float] =
     _, ax = plt.subplots(figsize=size)
     cells(ax, table, texts, cmap=cmap, **limits)
     return ax
-
-
-def band(ax: Axes, place: pd.Series, limits: pd.Series, reach: float) -> None:
-    """Draw a black stroke at the limit that each row has to reach."""
-    ax.vlines(limits, place - reach, place + reach, color="black", linewidth=2, label="bar", zorder=3)

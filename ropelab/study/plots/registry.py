@@ -11,16 +11,11 @@ from matplotlib.figure import Figure
 from ropelab.bench import records, whole_file
 from ropelab.study.engine.claims import documents
 from ropelab.study.engine.record_links import show_records
-from ropelab.study.plots import gpus
 from ropelab.study.plots.panels import BETWEEN_RECORDS
 from ropelab.study.topics.conformance import figures as conformance_figures
-from ropelab.study.topics.one_pass import figures as one_pass_figures
-from ropelab.study.topics.performance import figures as family_figures
 from ropelab.study.topics.precision import figures as precision_figures
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
-    **family_figures.FIGURES,
-    **one_pass_figures.FIGURES,
     "conformance": (("conformance",), conformance_figures.peers),
     "precision_on_gpu": (("precision",), precision_figures.on_gpu),
 }
@@ -28,10 +23,6 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
 
 Documents add their own figures.
 """
-OF_EVERY_GPU = {
-    *family_figures.FIGURES, *one_pass_figures.FIGURES,
-}  # fmt: skip
-"""The figures whose functions take the tables of all GPUs in one, with a column ``gpu``; or of the chosen GPU."""
 
 
 def all_figures() -> dict[str, tuple[tuple[str, ...], Callable[..., Figure]]]:
@@ -61,9 +52,6 @@ def draw(name: str, where: records.Where = records.MEASUREMENTS) -> Figure:
         raise ValueError(f"name: expected one of {tuple(known)}, got {name!r}")
     studies, function = known[name]
     found = records.load_together(studies, where)
-    if name in OF_EVERY_GPU:
-        tables, footers = zip(*(gpus.together(study, where) for study in studies), strict=True)
-        return function(*tables, BETWEEN_RECORDS.join(dict.fromkeys(footers)))
     footer = BETWEEN_RECORDS.join(dict.fromkeys(record.footer for record in found))
     return function(*(record.frame for record in found), footer)
 
