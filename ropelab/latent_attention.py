@@ -1,6 +1,6 @@
 """The public functions that assemble the heads of multi-head latent attention (MLA) in training."""
 
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch.fx import Proxy
@@ -15,7 +15,7 @@ from ropelab.call.latent_attention import check_tail
 from ropelab.call.memory import check_apart
 from ropelab.call.traced import recorded
 from ropelab.call.where import Where, located
-from ropelab.foreign import hinted
+from ropelab.foreign import hinted, unexpected
 from ropelab.layout.pairing import Layout
 from ropelab.layout.seq_format import SeqFormat, check_heads, check_seq_format
 
@@ -36,6 +36,7 @@ def assemble_mla(
     inverse: bool = False,
     inplace: bool = False,
     copy_value: bool = True,
+    **foreign: Never,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query, key and value of multi-head latent attention, from the projections, in one pass over their memory.
 
@@ -57,6 +58,8 @@ def assemble_mla(
     """
     if isinstance(q, Proxy):
         return recorded(assemble_mla, locals())
+    if foreign:
+        raise unexpected(assemble_mla, *foreign)
     check_seq_format(seq_format)
     for name, x in (("q", q), ("k_pe", k_pe)):
         check_heads(name, x, seq_format)
@@ -95,6 +98,7 @@ def assemble_mla_kv(
     offsets: int | torch.Tensor = 0,
     inverse: bool = False,
     copy_value: bool = True,
+    **foreign: Never,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Key and value of multi-head latent attention, see `assemble_mla`, in one launch.
 
@@ -127,6 +131,8 @@ def assemble_mla_kv(
     """
     if isinstance(kv, Proxy):
         return recorded(assemble_mla_kv, locals())
+    if foreign:
+        raise unexpected(assemble_mla_kv, *foreign)
     nope_dim, copy_value = integer("nope_dim", nope_dim, at_least=0), flag("copy_value", copy_value)
     check_seq_format(seq_format)
     check_heads("k_pe", k_pe, seq_format)
@@ -151,6 +157,7 @@ def rotate_mla_query(
     inverse: bool = False,
     inplace: bool = False,
     consume: bool = False,
+    **foreign: Never,
 ) -> torch.Tensor:
     """The query of multi-head latent attention, see `assemble_mla`: the rotation of the last features of every head.
 
@@ -176,6 +183,8 @@ def rotate_mla_query(
     """
     if isinstance(q, Proxy):
         return recorded(rotate_mla_query, locals())
+    if foreign:
+        raise unexpected(rotate_mla_query, *foreign)
     nope_dim = integer("nope_dim", nope_dim, at_least=0)
     inplace, consume = flag("inplace", inplace), flag("consume", consume)
     if consume and not inplace:

@@ -197,6 +197,7 @@ def mla_rope_and_cache(
     kv_scale: torch.Tensor | None = None,
     q_scale_out: torch.Tensor | None = None,
     kv_scale_cache: torch.Tensor | None = None,
+    **foreign: Never,
 ) -> torch.Tensor:
     """Rotate the queries and the shared key of multi-head latent attention, and write the latent cache, in one pass.
 
@@ -229,6 +230,8 @@ def mla_rope_and_cache(
     Raises:
         TypeError, ValueError, NotImplementedError: as `rope_and_cache`.
     """
+    if foreign:
+        raise unexpected(mla_rope_and_cache, *foreign)
     check_tensor("q_pe", q_pe, (3,), "[tokens, heads, rotary_dim]")
     check_tensor("k_pe", k_pe, (2, 3), "[tokens, rotary_dim] or [tokens, 1, rotary_dim]")
     check_tensor("kv_c", kv_c, (2,), "[tokens, latent_dim]")

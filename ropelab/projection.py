@@ -1,7 +1,7 @@
 """The public functions `qkv_rope` and `qkv_rope_and_cache`."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import torch
 from torch.fx import Proxy
@@ -28,7 +28,7 @@ from ropelab.call.projection_cache import run_into_cache
 from ropelab.call.projection_paths import PATHS, Path
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
-from ropelab.foreign import hinted
+from ropelab.foreign import hinted, unexpected
 from ropelab.layout.pairing import Layout
 from ropelab.layout.seq_format import SeqFormat
 from ropelab.paged_cache import given_norm, made_scales, rope_and_cache
@@ -57,6 +57,7 @@ def qkv_rope(
     offsets: int | torch.Tensor = 0,
     rotary_slice: tuple[int, int] | None = None,
     path: Path = "auto",
+    **foreign: Never,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The projection of hidden states to queries, keys and values, with the rotation of queries and keys.
 
@@ -108,6 +109,8 @@ def qkv_rope(
     """
     if isinstance(x, Proxy):
         return recorded(qkv_rope, locals())
+    if foreign:
+        raise unexpected(qkv_rope, *foreign)
     norms, key, prepared = (q_weight, k_weight), None, None
     if not (watched() or torch._C._is_any_autocast_enabled()):
         words, numbers = (layout, seq_format, path, frequencies is None), (q_heads, k_heads, eps, aligned(x, weight))
@@ -166,6 +169,7 @@ def qkv_rope_and_cache(
     k_scale_cache: torch.Tensor | None = None,
     v_scale_cache: torch.Tensor | None = None,
     path: Literal["auto", "pass", "product"] = "auto",
+    **foreign: Never,
 ) -> torch.Tensor:
     """`qkv_rope` for inference with a paged cache: its k and v go into the caches.
 
@@ -191,6 +195,8 @@ def qkv_rope_and_cache(
     Raises:
         TypeError, ValueError, NotImplementedError: as `qkv_rope` and `rope_and_cache`.
     """
+    if foreign:
+        raise unexpected(qkv_rope_and_cache, *foreign)
     if transformed():
         raise NotImplementedError("qkv_rope_and_cache: transforms of torch.func and forward mode are unsupported")
     given, (x, weights, biases) = x, _given(x, weight, bias)
