@@ -8,21 +8,12 @@ import pandas as pd
 from ropelab.bench import cells as of_cells
 from ropelab.bench import in_parts, peers, timing
 from ropelab.bench.compare import compare, table
-from ropelab.bench.peers import quack
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, FEW_TOKENS_CELLS, FORMATS, LENGTHS, Cell, Workload
 from ropelab.layout.pairing import LAYOUTS
 
 ROUNDS = 12
 FEWER_ROUNDS = 10
 SMOKE_ROUNDS = 3
-
-_ANY_FORMAT = tuple(
-    peer
-    for peer in peers.PEERS
-    if peer.name in ("ropelab", "ropelab in place", "torchembed 0.3.2", "liger", "flash_attn")
-    or peer.package == quack.PACKAGE
-)
-"""The peers that need no compilation of seconds in every cell and format."""
 
 
 def dense(*, smoke: bool = False) -> pd.DataFrame:
@@ -39,19 +30,18 @@ def formats(*, smoke: bool = False) -> pd.DataFrame:
         for cell in (DENSE_CELLS[-1:] if smoke else DENSE_CELLS)
         for seq_format, storage in FORMATS
     ]
-    return _cells(cells, _ANY_FORMAT, SMOKE_ROUNDS if smoke else FEWER_ROUNDS)
+    return _cells(cells, peers.of("formats"), SMOKE_ROUNDS if smoke else FEWER_ROUNDS)
 
 
 def few_tokens(*, smoke: bool = False) -> pd.DataFrame:
     """Time one to eight tokens. Columns: the columns of `compare`, and bar."""
     cells = FEW_TOKENS_CELLS[-1:] if smoke else FEW_TOKENS_CELLS
-    return _cells(cells, _ANY_FORMAT, SMOKE_ROUNDS if smoke else FEWER_ROUNDS)
+    return _cells(cells, peers.of("few_tokens"), SMOKE_ROUNDS if smoke else FEWER_ROUNDS)
 
 
 def lengths(*, smoke: bool = False) -> pd.DataFrame:
     """Time one sequence of many lengths, forward. Columns: the columns of `compare`."""
-    chosen = tuple(peer for peer in peers.PEERS if peer.name in ("ropelab", "hf_compiled", "liger", "flash_attn"))
-    return table(LENGTHS[:1] if smoke else LENGTHS, chosen, rounds=SMOKE_ROUNDS if smoke else ROUNDS)
+    return table(LENGTHS[:1] if smoke else LENGTHS, peers.of("lengths"), rounds=SMOKE_ROUNDS if smoke else ROUNDS)
 
 
 def _of_all_peers(cells: Iterable[Cell], rounds: int) -> pd.DataFrame:
@@ -78,13 +68,12 @@ def deepspeed_table(*, smoke: bool = False) -> pd.DataFrame:
     - torchembed API: the module of torchembed, with q also in the place of k, as in DeepSpeed
     - ropelab
     """
-    by_name = {peer.name: peer for peer in peers.PEERS}
     names = {
         "ropelab": "ropelab",
         "eager": "hf_eager",
         "compile": "hf_compiled",
         "torchembed": "torchembed 0.3.2",
     }
-    chosen = (*(replace(by_name[peer], name=name) for name, peer in names.items()), peers.TORCHEMBED_API)
+    chosen = (*(replace(peers.BY_NAME[peer], name=name) for name, peer in names.items()), peers.TORCHEMBED_API)
     shapes = list(dict.fromkeys(replace(cell, direction="forward") for cell in DEEPSPEED_CELLS))
     return table(shapes[:1] if smoke else shapes, chosen, rounds=SMOKE_ROUNDS if smoke else ROUNDS)

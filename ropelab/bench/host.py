@@ -32,7 +32,7 @@ def host(*, smoke: bool = False) -> pd.DataFrame:
     shapes = [replace(DENSE_CELLS[-1].workload, layout=layout) for layout in LAYOUTS]
     for shape in progress(shapes, lambda shape: shape.description):
         (buffers,) = shape.buffers()
-        bound, status = bind(shape, [peer for peer in peers.PEERS if peer.own_host_time], buffers)
+        bound, status = bind(shape, peers.of("host"), buffers)
         for name in CALLS:
             work, outcome = replace(shape, direction="backward" if name == BOTH else "forward"), dict(status)
             contenders = {

@@ -20,8 +20,6 @@ CELLS = 600
 COPIES = ("copy: copy_", "copy: Triton, 2048 elements, 4 warps", "copy: Triton, 4096 elements, 8 warps")
 """The copies that are fastest for few, for more and for many bytes."""
 
-_LIBRARIES = ("TransformerEngine 2.20", "flashinfer", "vllm", "sglang")
-_COMPILED_HERE = ("liger", "flash_attn", "quack", "quack in place")
 _COMPARED, _COMPARED_WITH_ALL = 100, 25
 _MOST_BYTES_COMPARED = 2**28
 
@@ -46,11 +44,10 @@ def model_heads(*, smoke: bool = False, count: int = CELLS) -> pd.DataFrame:
 
 
 def _contenders(drawn: Sequence[Cell]) -> dict[Cell, tuple[peers.Peer, ...]]:
-    by_name = {peer.name: peer for peer in peers.PEERS}
+    libraries, compiled_here = peers.of("model_heads"), peers.of("model_heads, compiled here")
     plain = [cell for cell in drawn if _is_plain(cell)]
-    found = dict.fromkeys(islice(plain, _COMPARED), _LIBRARIES)
-    found |= dict.fromkeys(islice(plain, _COMPARED_WITH_ALL), _LIBRARIES + _COMPILED_HERE)
-    return {cell: tuple(by_name[name] for name in names) for cell, names in found.items()}
+    found = dict.fromkeys(islice(plain, _COMPARED), libraries)
+    return found | dict.fromkeys(islice(plain, _COMPARED_WITH_ALL), libraries + compiled_here)
 
 
 def _is_plain(cell: Cell) -> bool:

@@ -48,12 +48,11 @@ def packed(*, smoke: bool = False) -> pd.DataFrame:
 
 def contenders() -> list[peers.Peer]:
     """Ropelab with positions computed once or in every call, flash-attn, TransformerEngine, and models of its grids."""
-    known = {peer.name: peer for peer in peers.PEERS}
     model = partial(peers.Peer, tables="its own, float32 angles", own_tables=True)
     return [
-        known["ropelab"],
+        peers.BY_NAME["ropelab"],
         peers.Peer("ropelab with positions", _with_positions, "float32", directions=("forward",)),
-        known["flash_attn"],
+        peers.BY_NAME["flash_attn"],
         *_PACKAGES,
         model("token-linear, reads twice", partial(_model, kernel=varlen_models.token_linear)),
         model(_LEGACY, partial(_model, kernel=varlen_models.legacy_grid)),

@@ -13,7 +13,6 @@ from ropelab.bench.launches import peak_bytes
 from ropelab.bench.workloads import DENSE_CELLS, DIRECTIONS, Buffers, Workload
 
 _OURS = {"ropelab": "ropelab apply_rope"}
-_PEERS = ("ropelab", "hf_eager", "liger", "flash_attn")
 
 
 def memory(*, smoke: bool = False) -> pd.DataFrame:
@@ -27,7 +26,7 @@ def memory(*, smoke: bool = False) -> pd.DataFrame:
     """
     shape = DENSE_CELLS[-1 if smoke else 1].workload
     (buffers,) = shape.buffers()
-    bound, status = bind(shape, [peer for peer in peers.PEERS if peer.name in _PEERS], buffers)
+    bound, status = bind(shape, peers.of("memory"), buffers)
     for direction in DIRECTIONS:
         bound = checked(bound, replace(shape, direction=direction), buffers, status)
     rows = []

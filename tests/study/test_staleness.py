@@ -4,18 +4,21 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from ropelab.bench import code_hash, fetch_peers, reached, records, staleness
+from ropelab.bench.peer_table import ENTRIES
 from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.bench.study import Study
 from ropelab.study.engine import measuring_code, registered
 from tests.compile import same_code
 from tests.gpu import test_tables
 
+COMMITTED = {path: json.loads(path.read_text()) for path in records.MEASUREMENTS.glob("*/*.json")}
 ROTATE, NORM = "rotate_triton._rotate_kernel", "qk_norm_triton._qk_norm_rope_kernel"
 
 
@@ -94,11 +97,23 @@ def test_a_record_is_old_by_its_kernels_its_peers_and_its_protocol():
     assert staleness.of_kernels(staleness.stale(about | {"kernels": {ROTATE: "0" * 16}})) == [f"kernels.{ROTATE}"]
 
 
+def contenders(about: Path) -> set[str]:
+    """The contenders of a record."""
+    table = pd.read_csv(about.with_suffix(".csv"), dtype=str)
+    return {*table["contender"]} if "contender" in table else set()
+
+
 def test_the_measuring_code_is_that_of_the_protocols():
     """Whoever changes the timer or a study decides whether the records stay what they are."""
     known, today = staleness.protocols()["protocol"], measuring_code.hashes()
     assert known.keys() == today.keys()
     other = [name for name, digest in today.items() if known[name]["code"] != digest]
+    called, adapters = staleness.protocols()["adapters"], measuring_code.adapters()
+    other += [name for name in called if adapters.get(name) != called[name]]
+    # An adapter needs a hash as soon as a record has its peer.
+    timed = {name for about in COMMITTED for name in contenders(about)}
+    modules = {entry.bind.partition(".")[0] for entry in ENTRIES if entry.name in timed}
+    other += sorted(modules - called.keys())
     command = f"python -m {measuring_code.__name__} {' '.join(other)}"
     assert not other, (
         f"{', '.join(other)}: the measuring code has changed. Does it measure otherwise now? Raise the number in "
@@ -110,15 +125,16 @@ def test_the_measuring_code_is_that_of_the_protocols():
 def test_hashes_are_written_and_numbers_stay(tmp_path, monkeypatch):
     file = tmp_path / "protocols.toml"
     file.write_text(
-        '# Head\n\n[protocol]\ntimer = { number = 3, code = "0" }\n\n[same_code]\n'
+        '# Head\n\n[adapters]\n\n[protocol]\ntimer = { number = 3, code = "0" }\n\n[same_code]\n'
         '"a.b" = ["1", "2"]\n"e.f" = ["1", "2"]\n'
     )
     monkeypatch.setattr(staleness, "PROTOCOLS", file)
     staleness.protocols.cache_clear()
-    measuring_code.write("timer", "dense")
+    measuring_code.write("timer", "dense", "liger")
     measuring_code.add_same_code({"a.b": ("2", "3"), "c.d": ("3", "4"), "e.f": ("3", "4")})
     found, today = staleness.protocols(), measuring_code.hashes()
     assert found["protocol"]["timer"] == {"number": 3, "code": today["timer"]}
+    assert found["adapters"] == {"liger": measuring_code.adapters()["liger"]}
     assert found["protocol"]["dense"] == {"number": 1, "code": today["dense"]}
     assert found["same_code"] == {"a.b": ["1", "2", "3"], "c.d": ["3", "4"], "e.f": ["3", "4"]}
     assert file.read_text().startswith("# Head\n")
@@ -142,16 +158,13 @@ def test_the_committed_records_know_their_code():
         assert about["kernels"] or said or converted or of_others, path
 
 
-COMMITTED = {path: json.loads(path.read_text()) for path in records.MEASUREMENTS.glob("*/*.json")}
-
-
 def test_an_added_peer_marks_no_record(monkeypatch):
     before = {path: staleness.stale(about) for path, about in COMMITTED.items()}
     peer = next(entry for entry in fetch_peers.read_list() if isinstance(entry, fetch_peers.Package))
     entries = [*fetch_peers.read_list(), replace(peer, name="another", version="1.0")]
     monkeypatch.setattr(fetch_peers, "read_list", lambda file=None: entries)
     assert before == {path: staleness.stale(about) for path, about in COMMITTED.items()}
-    added = ("bench.peers.__init__", "= (\n    Peer(", '= (\n    Peer("another", ours.bind, _FP32),\n    Peer(')
+    added = "bench.peer_table", "ENTRIES = (\n", 'ENTRIES = (\n    Entry("another", "x.bind", _FP32, "", 1, "o"),\n'
     assert measuring_code.hashes(measuring(added)) == measuring_code.hashes()
 
 
@@ -160,7 +173,7 @@ def test_an_added_peer_marks_no_record(monkeypatch):
     [
         ("conformance.laws.algebra", "def ", "def added():\n    return 1\n\n\ndef "),
         ("study.plots.panels", "def ", "def added():\n    return 1\n\n\ndef "),
-        ("study.plots.looks", '"quack in place": ("quack, in place"', '"quack in place": ("quack, on the spot"'),
+        ("bench.peer_table", '"quack, in place"', '"quack, on the spot"'),
         ("bench.dense", '    """', '    """Other words. '),
         ("bench.timing", '    """', '    """Other words. '),
         ("bench.timing", "import", "# A comment.\nimport"),
@@ -175,8 +188,8 @@ def test_an_edit_of_what_does_not_measure_changes_no_hash(edit):
     "edit, marked",
     [
         (("bench.timing", "def cache_bytes(", "def cache_bytes(more=0, "), {"timer"}),
-        (("bench.peers.liger", "to_bhsd(k, fmt)", "to_bhsd(k.clone(), fmt)"), {"timer"}),
-        (("bench.peers.formulas", "turns = torch.complex(", "turns = torch.polar("), {"timer"}),
+        (("bench.peers.liger", "to_bhsd(k, fmt)", "to_bhsd(k.clone(), fmt)"), {"liger"}),
+        (("bench.peers.formulas", "turns = torch.complex(", "turns = torch.polar("), {"formulas"}),
         (("bench.dense", "def dense(", "def dense(more=0, "), {"dense"}),
         (
             ("bench.varlen_models", "def _rotate_token(", "def _rotate_token(more, "),
@@ -197,7 +210,9 @@ def test_an_edit_of_what_does_not_measure_changes_no_hash(edit):
     ],
 )
 def test_an_edit_of_what_measures_changes_the_hash_of_those_that_reach_it(edit, marked):
-    before, after = measuring_code.hashes(), measuring_code.hashes(measuring(edit))
+    read = measuring(edit)
+    before = measuring_code.hashes() | measuring_code.adapters()
+    after = measuring_code.hashes(read) | measuring_code.adapters(read)
     assert {name for name in before if before[name] != after[name]} == marked
 
 

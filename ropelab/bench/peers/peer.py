@@ -30,8 +30,6 @@ class Peer:
             this dtype, or in the backward because torch adds the gradients of products in this dtype.
         own_tables: whether the peer builds its own tables, from angles in float32.
         in_place: whether the result overwrites the input or, in the backward, the cotangent.
-        own_host_time: whether a call takes the host time of the package's own call. An adapter that stands in for the
-            package's Python code takes another time.
     """
 
     name: str
@@ -45,7 +43,6 @@ class Peer:
     narrow: bool = False
     own_tables: bool = False
     in_place: bool = False
-    own_host_time: bool = True
 
     def offers(self, workload: Workload) -> bool:
         """Whether the peer offers the layout and the storage of the workload."""

@@ -4,8 +4,9 @@ python -m ropelab.study.engine.measuring_code dense lengths     # for these stud
 
 The code of a study is each function, class and constant that its functions reach in ``bench`` and ``study``, and its
 ``sources``, as the cells of a chapter. What all studies share, which times calls, makes their inputs and holds their
-results to the formula, is the timer's, and so are the adapters that call the peers. Published code has its own entry in
-a record, and how work is spread over processes is no part of a measurement.
+results to the formula, is the timer's. The adapters that call the peers have hashes of their own, so that an added peer
+changes no other. Published code has its own entry in a record, and how work is spread over processes is no part of a
+measurement.
 """
 
 import ast
@@ -23,9 +24,9 @@ _SOURCES = code_hash.of_folder(ROOT / "ropelab")
 SHARED = ("bench.timing.", "bench.workloads.", "bench.copies.", "bench.compare.", "bench.cells.", "bench.operation.")
 APART = (
     "bench.peers", "bench.fetch_peers", "bench.packages", "bench.processes", "bench.workers", "bench.side_by_side",
-    "bench.in_parts", "bench.compiling", "bench.reached", "bench.replaced",
+    "bench.in_parts", "bench.compiling", "bench.reached", "bench.replaced", "bench.peer_table",
 )  # fmt: skip
-ADAPTERS = [f"bench.peers.{path.stem}" for path in sorted((ROOT / "ropelab" / "bench" / "peers").glob("[!_]*.py"))]
+ADAPTERS = [path.stem for path in sorted((ROOT / "ropelab" / "bench" / "peers").glob("[!_]*.py"))]
 
 
 def hashes(read: code_hash.Read = _SOURCES) -> dict[str, str]:
@@ -42,16 +43,23 @@ def hashes(read: code_hash.Read = _SOURCES) -> dict[str, str]:
     for name, study in all_studies().items():
         if study.sources:
             own[name] |= {(part, code_hash.digest(ast.parse(text))) for part, text in study.sources().items()}
-    timer |= {module: code_hash.digest(ast.parse(read(module) or b"")) for module in ADAPTERS}
     return {name: code_hash.digest(sorted(code)) for name, code in ({staleness.TIMER: timer.items()} | own).items()}
 
 
+def adapters(read: code_hash.Read = _SOURCES) -> dict[str, str]:
+    """The module of each adapter in ``bench.peers`` -> the hash of its code."""
+    return {name: code_hash.digest(ast.parse(read(f"bench.peers.{name}") or b"")) for name in ADAPTERS}
+
+
 def write(*names: str) -> None:
-    """Write the hashes of today's code for these studies, and the number 1 for a study that has none."""
-    known, today = staleness.protocols()["protocol"], hashes()
-    if unknown := set(names) - today.keys():
-        raise SystemExit(f"protocols: expected {staleness.TIMER} or studies, got {', '.join(sorted(unknown))}")
-    numbers = {name: known.get(name, {}).get("number", 1) for name in names}
+    """Write the hashes of today's code for these studies and adapters, and the number 1 for a study that has none."""
+    known, today, called = staleness.protocols()["protocol"], hashes(), adapters()
+    if unknown := set(names) - today.keys() - called.keys():
+        raise SystemExit(
+            f"protocols: expected {staleness.TIMER}, studies or adapters, got {', '.join(sorted(unknown))}"
+        )
+    _write("adapters", {name: f'"{called[name]}"' for name in names if name in called})
+    numbers = {name: known.get(name, {}).get("number", 1) for name in names if name in today}
     _write("protocol", {name: f'{{ number = {number}, code = "{today[name]}" }}' for name, number in numbers.items()})
 
 

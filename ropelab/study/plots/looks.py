@@ -5,6 +5,8 @@ A document extends `CONTENDERS` in its own package by the contenders that only t
 
 from collections.abc import Iterable, Mapping
 
+from ropelab.bench.peer_table import ENTRIES
+
 COLORBLIND = [
     "#0173b2", "#c88104", "#029e73", "#d55e00", "#c971b8", "#c2814a", "#f644c0", "#8f8f8f", "#99910e", "#1d96db",
 ]  # fmt: skip
@@ -44,38 +46,31 @@ class Looks:
         return Looks({**known, **self.known, **known}, other or self.other)
 
 
-# Two names of one implementation share colour and marker.
+_OF_PEERS = {entry.name: (entry.label, entry.color, entry.marker) for entry in ENTRIES}
+
+
+def _peers(*names: str) -> dict[str, tuple[str, int, str]]:
+    return {name: _OF_PEERS[name] for name in names}
+
+
 CONTENDERS = Looks({
-    "ropelab": ("", 0, "o"),
-    "ropelab in place": ("ropelab, in place", 9, "P"),
+    **_peers("ropelab", "ropelab in place"),
     "ropelab with positions": ("ropelab, positions found too", 9, "P"),
-    "flash_attn": ("flash-attn", 1, "s"),
-    "liger": ("Liger, in place", 6, "D"),
-    "quack": ("", 8, "p"),
-    "quack in place": ("quack, in place", 8, "X"),
-    "quack qkv": ("quack, packed qkv in place", 8, "d"),
-    "quack kv": ("quack, packed kv in place", 8, "*"),
+    **_peers("flash_attn", "liger", "quack", "quack in place", "quack qkv", "quack kv"),
     "torchembed": ("torchembed, kernel", 2, "v"),
-    "torchembed API": ("torchembed, module", 8, "^"),
-    "torchembed 0.3.2": ("", 2, "v"),
-    "torchembed 0.3.0": ("", 8, "^"),
-    "complex": ("complex product", 4, "*"),
-    "transformers": ("transformers' own", 7, "d"),
-    "rotary-embedding-torch": ("", 5, "<"),
-    "TransformerEngine 2.18": ("", 3, "<"),
-    "TransformerEngine 2.20": ("", 5, ">"),
+    **_peers("torchembed API", "torchembed 0.3.2", "torchembed 0.3.0", "complex", "transformers"),
+    **_peers("rotary-embedding-torch", "TransformerEngine 2.18", "TransformerEngine 2.20"),
     "transformer_engine": ("TransformerEngine", 5, ">"),
-    "flashinfer": ("FlashInfer", 4, "X"),
-    "flashinfer 0.6.13": ("FlashInfer 0.6.13", 4, "h"),
-    "vllm": ("vLLM, in place", 5, "D"),
-    "sglang": ("SGLang, in place", 8, "<"),
+    **_peers("flashinfer", "flashinfer 0.6.13", "vllm", "sglang"),
     "token-linear, reads twice": ("TransformerEngine's new grid (model)", 2, "^"),
     "legacy grid": ("TransformerEngine's old grid (model)", 5, "v"),
     "compile": ("torch.compile", 3, "X"),
-    "hf_compiled": ("formula, torch.compile", 3, "X"),
+    **_peers("hf_compiled"),
     "compiled separate": ("norm, then formula, torch.compile", 3, "X"),
     "compiled together": ("both in one torch.compile", 2, "v"),
     "eager": ("eager formula", 7, "p"),
-    "hf_eager": ("formula, eager", 7, "p"),
+    **_peers("hf_eager"),
     "eager separate": ("norm, then formula, eager", 7, "p"),
+    **_OF_PEERS,
 })  # fmt: skip
+"""All contenders in the order of the legends; a peer that is named nowhere here comes last."""

@@ -81,8 +81,7 @@ def rotation(name: str) -> Rotate:
         library = te_source.library()
         context = partial(te_source.forced, name == CODE.new)
     elif name in PACKAGES.names:
-        versions = {peer.name: peer.version for peer in (peers.TRANSFORMER_ENGINE_OLD_GRID, peers.TRANSFORMER_ENGINE)}
-        library = te_library.load(te_library.find(versions[name]))
+        library = te_library.load(te_library.find(peers.BY_NAME[name].version))
     else:
         raise ValueError(f"name: expected one of {[pair.names for pair in ALL]}, got {name!r}")
     return partial(transformer_engine.apply_rotary_pos_emb, library, tensor_format="thd", context=context)

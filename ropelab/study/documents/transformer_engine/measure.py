@@ -251,7 +251,7 @@ def bind_peer(name: str, packing: Packing, cos: torch.Tensor, sin: torch.Tensor)
     Raises:
         NotInstalled: the package is not installed.
     """
-    found, missing = peers.available(tuple(peer for peer in peers.PEERS if peer.name == name))
+    found, missing = peers.available((peers.BY_NAME[name],))
     if missing:
         raise peers.packages.NotInstalled(missing[name].removeprefix("not run: "))
     width = 2 * cos.shape[-1]
