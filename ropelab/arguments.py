@@ -204,13 +204,16 @@ def device(name: str, value: Any) -> torch.device:
 
 
 def warn(text: str) -> None:
-    """Warn at the line outside of ropelab, where Python shows a text once; adapters take what their packages take."""
+    """Warn at the line outside of ropelab, where Python shows a text once.
+
+    Adapters take what their packages take, and the study means what it calls: neither warns.
+    """
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None:
         package, *inner = frame.f_globals.get("__name__", "").split(".")
         if package not in ("ropelab", "torch"):
             break
-        if package == "ropelab" and inner[:1] == ["interop"]:
+        if package == "ropelab" and inner[:1] in (["interop"], ["bench"], ["study"]):
             return
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)

@@ -71,7 +71,7 @@ def warn_of_accidents(q: torch.Tensor, where: Where) -> None:
         swapped = rank(other) == q.ndim and q.shape[SEQ_AXIS[other]] == heads
         return swapped and q.shape[other.index("h")] <= MOST_HEADS
 
-    if (tokens and rows == heads != tokens) or heads > MOST_HEADS:
+    if tokens > 1 and (rows == heads != tokens or heads > MOST_HEADS):
         if likely := likely_format("q", options.seq_format, fits):
             warn(f"q: {heads} heads of {tokens} tokens{likely}")
     turns = 2 * angles.columns

@@ -107,6 +107,7 @@ def test_what_is_meant_does_not_warn():
         warnings.simplefilter("error")
         ropelab.apply_rope(Q, K, cos=COS[:, :4], sin=SIN[:, :4], rotary_slice=(0, 8))
         ropelab.RotaryEmbedding(ropelab.Rope(torch.ones(4), head_dim=16))(Q, K)
+        ropelab.apply_rope(Q[:, :1].repeat(1, 1, 75, 1), cos=COS[:1], sin=SIN[:1])  # a matrix, a head for each column
         cache = torch.cat((COS[:, :4], SIN[:, :4]), -1)
         apply_rope_with_cos_sin_cache_inplace(torch.arange(5), Q[0].clone(), None, 16, cache)
 
