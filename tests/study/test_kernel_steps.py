@@ -88,6 +88,12 @@ def test_triton_finds_wide_accesses_where_strides_are_multiples_of_16(tmp_path):
     assert [machine_code.compiled_facts(kernel, 64, 32, dim)["store_bytes"] for dim in (128, 72)] == [16, 2]
 
 
+def test_fewer_warps_start_as_many_programs():
+    kernels = [replace(STEPS["1 one head"], constants={"num_warps": warps}) for warps in (4, 2)]
+    four, two = (machine_code.compiled_facts(kernel, 64, 32, 128) for kernel in kernels)
+    assert (four["programs"], four["warps"], two["warps"]) == (two["programs"], 4, 2)
+
+
 def test_an_argument_that_is_not_there_is_named():
     (inputs,) = CASE.inputs(1, "cpu", torch.float32)
     kernel = STEPS["2 sixteen heads"]
