@@ -1,8 +1,9 @@
 """The device code, which works on tensors, strides and tiles.
 
 The device code knows nothing of models and autograd, and it does not check arguments. Each operation has a Triton
-module for GPUs and a torch module for all other devices. Both offer the same functions on the same tuples of tensors,
-with the same bits (sums of a norm and of a product apart). `backends` chooses between the two.
+module for GPUs and a torch module for all other devices. A function ``step`` of the torch module is the definition, and
+``plan_step`` of the Triton module plans the launch that has the same bits (sums of a norm and of a product apart), on
+the same tuples of tensors. `backends` chooses between the two, and `run` launches a plan for tensors of any strides.
 
 Every kernel that rotates has the parameters ``(at, first_position, table_rows, ..., strides, C)``: the addresses and
 the strides of the tensors as two named tuples (`tensors`), and everything that is known at compile time as one object

@@ -1,12 +1,12 @@
 """The host's view of addresses: grids, strides, alignments, and the choices of a kernel that follow from them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton.language as tl
 
-from ropelab.kernels.rotation import MAX_BATCH, Rotation, pairs_of_head, row_count
+from ropelab.kernels.rotation import MAX_BATCH, Rotation, pairs_of_head
 from ropelab.kernels.tiles import axis_group, next_power_of_2
 
 _TL_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -90,33 +90,6 @@ def strides_of(t: Any) -> Any:
     return type(t)(*strides)._replace(cos=table_strides(t.cos), sin=table_strides(t.sin))
 
 
-_SHARED = {
-    "q_weight", "k_weight", "q_scale", "k_scale", "v_scale", "k_cache", "v_cache", "k_scale_cache", "v_scale_cache",
-}  # fmt: skip
-"""The tensors of kernels that all batches share. Tables ``[P, W]`` and ``[1, P, W]`` are shared too."""
-
-
-def in_parts(tensors: Any, x: torch.Tensor, plan: Callable[[Any], Callable[..., None]], first_position: int) -> None:
-    """Launch ``plan(part)`` for parts of at most ``MAX_BATCH`` batches.
-
-    Args:
-        tensors: the named tuple of a kernel's tensors.
-        x: one of them that has all batches and tokens.
-        plan: returns the launch for such a tuple.
-    """
-    batch, seq_len = x.shape[:2]
-    for start in range(0, batch, MAX_BATCH):
-        part, stop = tensors, min(batch, start + MAX_BATCH)
-        if batch > MAX_BATCH:
-            parts: dict[int, torch.Tensor] = {}  # a result in place stays the same object as its input
-            for name, x in tensors._asdict().items():
-                if x is None or name in _SHARED or (name in ("cos", "sin") and (x.ndim == 2 or len(x) == 1)):
-                    continue
-                rows = slice(start * seq_len, stop * seq_len) if name == "slots" else slice(start, stop)
-                part = part._replace(**{name: parts.setdefault(id(x), x[rows])})
-        plan(part)(part, first_position, row_count(part.cos))
-
-
 def launch_grid(batch: int, token_blocks: int, head_blocks: int, order: str) -> tuple[tuple[int, int, int], str]:
     """The grid of a launch and its order: ``order``, or "heads" if the grid axis of "batches" has too few places.
 
@@ -150,18 +123,6 @@ def innermost(x: torch.Tensor) -> str:
     if seq < head:
         return "tokens"
     return "batches" if batch < seq < float("inf") else "heads"
-
-
-def readable(x: torch.Tensor) -> torch.Tensor:
-    """``x``, or a copy of ``x`` if its features are not adjacent: a kernel reads 16 bytes of adjacent features at once.
-
-    The copy of an expanded ``x`` is expanded too. For example, the gradient of a sum is one number, and its copy takes
-    the memory of one head.
-    """
-    if x.stride(-1) == 1:
-        return x
-    distinct = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride()[:-1])]
-    return distinct.contiguous().expand(x.shape)
 
 
 def table_strides(table: torch.Tensor) -> tuple[int, int]:

@@ -18,7 +18,7 @@ def quantize(
         rotation: of interleaved pairs.
         blocks: see `Blocks`.
         weight_scale: a factor of ``weights_out``.
-        first_position: as for `rotate_triton.rotate`.
+        first_position: as for `run.run`.
     """
     y = _turned(t.x, t, rotation, first_position)
     if blocks.round_first:

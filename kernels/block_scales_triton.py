@@ -20,7 +20,6 @@ import triton.language as tl
 from ropelab.kernels.addressing import (
     alignment,
     launch_grid,
-    readable,
     strides_of,
     turning,
     whole_heads,
@@ -31,6 +30,7 @@ from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, round
 from ropelab.kernels.launch import Launch, LaunchWithBytes, compiler_options, launch_nothing
 from ropelab.kernels.place_triton import (
     Angles,
+    Slots,
     block_of_tokens,
     blocks_of_program,
     cached_at,
@@ -39,7 +39,7 @@ from ropelab.kernels.place_triton import (
     table_rows_of,
 )
 from ropelab.kernels.rotate_torch import compute_dtype
-from ropelab.kernels.rotation import Rotation, row_count
+from ropelab.kernels.rotation import Rotation
 from ropelab.kernels.stages_triton import (
     Members,
     members_of,
@@ -181,6 +181,12 @@ def _quantize(y0, y1, exponents, C: tl.constexpr):
 
 
 @triton.jit
+def _only(members, which):
+    """Those members of interleaved pairs of whose features ``which`` is true."""
+    return Members(members.first, members.first_exists & which, members.second, members.second_exists)
+
+
+@triton.jit
 def _for_float8(address, C: tl.constexpr):
     """The address of bytes for 8-bit floats: of e4m3 where an instruction makes them."""
     if C.CONVERSION == "instruction":
@@ -264,7 +270,7 @@ def _write_q(at, strides, angles, part, seq_len, C: tl.constexpr):
 
 
 @triton.jit
-def _store_kv(at, strides, angles, slots, blocks, part, seq_len, C: tl.constexpr):
+def _store_kv(at, strides, angles, slots, part, seq_len, C: tl.constexpr):
     """Rotate kv of a block of tokens, and write its 8-bit floats, its rotated features and its scales."""
     SOURCE: tl.constexpr = at.kv.dtype.element_ty
     tokens, shared = block_of_tokens(tl.program_id(1), part, seq_len, C.KV_TOKENS), tl.arange(0, 1)
@@ -272,7 +278,7 @@ def _store_kv(at, strides, angles, slots, blocks, part, seq_len, C: tl.constexpr
     kv = at.kv, (0, strides.kv[0], 0)
     x0, x1 = read_heads(heads_at(kv, tokens, shared, C), exists, "", C)
     tl.debug_barrier()
-    slot = slots_of(slots, tokens, seq_len)
+    slots = slots_of(slots, tokens, seq_len)
     y0, y1, has_position = _turn_heads(x0, x1, tokens, angles, C)
     if C.POSITIONS != "none":
         y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
@@ -281,18 +287,16 @@ def _store_kv(at, strides, angles, slots, blocks, part, seq_len, C: tl.constexpr
     z0, z1 = _quantize(y0, y1, exponents, C)
 
     rows = strides.kv_cache[0], C.DATA_BYTES, 0
-    row, in_cache = cached_at((at.kv_cache, rows), slot, blocks, shared, C.CACHE_ALIGN, C)
+    row, in_cache = cached_at((at.kv_cache, rows), slots, shared, C.CACHE_ALIGN, C)
     exists = exists & in_cache
     is_nope = (tl.arange(0, 2 * C.BLOCK_PAIRS) < C.NOPE_DIM)[None, None, :]
-    to = members_of(_for_float8(row, C), exists, True, C)
-    write_pairs(Members(to.first, to.first_exists & is_nope, to.second, to.second_exists), z0, z1, True)
+    write_pairs(_only(members_of(_for_float8(row, C), exists, True, C), is_nope), z0, z1, True)
     # The features after the first NOPE_DIM begin NOPE_DIM bytes after the row, in elements of SOURCE.
     tail = row.to(tl.pointer_type(SOURCE), bitcast=True) + (C.NOPE_DIM // (SOURCE.primitive_bitwidth // 8) - C.NOPE_DIM)
-    to = members_of(tail, exists, True, C)
-    write_pairs(Members(to.first, to.first_exists & (is_nope == 0), to.second, to.second_exists), y0, y1, True)
+    write_pairs(_only(members_of(tail, exists, True, C), is_nope == 0), y0, y1, True)
 
     scales = strides.kv_cache[0], C.SCALE_BYTES, 0
-    row, _ = cached_at((at.kv_cache + C.PAGE * C.DATA_BYTES, scales), slot, blocks, shared, 1, C)
+    row, _ = cached_at((at.kv_cache + C.PAGE * C.DATA_BYTES, scales), slots, shared, 1, C)
     block = tl.arange(0, exponents.shape[2])[None, None, :]
     tl.store(row + block, exponents.to(tl.uint8), mask=exists & (block < C.SCALES))
     if C.SCALES < C.SCALE_BYTES:
@@ -300,66 +304,28 @@ def _store_kv(at, strides, angles, slots, blocks, part, seq_len, C: tl.constexpr
         tl.store(row + pad, tl.zeros(pad.shape, tl.uint8), mask=exists & (pad < C.SCALE_BYTES))
 
 
-@triton.jit(do_not_specialize=["first_position", "table_rows", "seq_len", "slot_count", "blocks"])
-def _write_kernel(at, first_position, table_rows, seq_len, slot_count, blocks, strides, C: tl.constexpr):
+@triton.jit(do_not_specialize=["first_position", "table_rows", "seq_len", "slot_count", "pages"])
+def _write_kernel(at, first_position, table_rows, seq_len, slot_count, pages, strides, C: tl.constexpr):
     """Write kv of a block of tokens, which comes first because it takes longest, or heads of q."""
     part, kv_programs = tl.program_id(0), tl.cdiv(seq_len, C.KV_TOKENS)
     positions = at.positions, strides.positions
     angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
     # The kinds of rows are not branches of one condition: the compiler would demand that equal names have equal shapes.
     if part < kv_programs:
-        _store_kv(at, strides, angles, (at.slots, strides.slots, slot_count), blocks, part, seq_len, C)
+        _store_kv(at, strides, angles, Slots(at.slots, strides.slots, slot_count, pages), part, seq_len, C)
     if part >= kv_programs:
         _write_q(at, strides, angles, part - kv_programs, seq_len, C)
-
-
-def quantize(
-    t: QuantizeTensors,
-    rotation: Rotation,
-    blocks: Blocks,
-    weight_scale: float,
-    first_position: int = 0,
-    *,
-    tile: ScalesTile | None = None,
-) -> None:
-    """Rotate the heads, and write 8-bit floats and scales, or weights times the scales, in one launch.
-
-    The arguments are as for `block_scales_torch.quantize`. The features of ``out`` are adjacent.
-
-    Args:
-        tile: for sweeps; by default `choose_tile` decides.
-    """
-    t = t._replace(x=readable(t.x), cos=readable(t.cos), sin=readable(t.sin))
-    plan_quantize(t, rotation, blocks, weight_scale, tile)(t, first_position, row_count(t.cos))
-
-
-def write(
-    t: BlockScaledCacheTensors,
-    rotation: Rotation,
-    norm_eps: float,
-    block_size: int,
-    block_dim: int,
-    first_position: int = 0,
-    *,
-    tile: ScalesTile | None = None,
-) -> None:
-    """Normalize and rotate q, and write the rotated kv into slots of the cache, in one launch.
-
-    The arguments are as for `block_scales_torch.write`. The features of ``q_out`` and the bytes of a page are adjacent.
-
-    Args:
-        tile: for sweeps; by default `choose_tile` decides.
-    """
-    t = t._replace(**{name: readable(getattr(t, name)) for name in ("q", "kv", "cos", "sin")})
-    plan_write(t, rotation, norm_eps, block_size, block_dim, tile)(t, first_position, row_count(t.cos))
 
 
 def plan_quantize(
     t: QuantizeTensors, rotation: Rotation, blocks: Blocks, weight_scale: float, tile: ScalesTile | None = None
 ) -> Callable[..., None]:
-    """The launch that `quantize` makes for tensors like these; a caller can repeat it, see `rotate_triton`.
+    """Plan the launch of `block_scales_torch.quantize`; see `rotate_triton.plan_rotate`.
 
     The features of all tensors are adjacent.
+
+    Args:
+        tile: for sweeps; by default `choose_tile` decides.
 
     Raises:
         ValueError: more programs than a grid can hold.
@@ -388,7 +354,7 @@ def plan_write(
     block_dim: int,
     tile: ScalesTile | None = None,
 ) -> Callable[..., None]:
-    """The launch that `write` makes for tensors like these; see `plan_quantize`."""
+    """Plan the launch of `block_scales_torch.write`, for pages whose bytes are adjacent; see `plan_quantize`."""
     seq_len = t.q.shape[1]
     if seq_len == 0:
         return launch_nothing

@@ -10,7 +10,7 @@ from ropelab.kernels.tensors import CachedKeys, RotateTensors
 
 
 def rotate(t: CachedKeys, rotation: Rotation, first_position: int = 0) -> None:
-    """Rotate the keys in slots of the cache in place, with the bits of `cached_keys_triton.rotate`.
+    """Rotate the keys in slots of the cache in place, with the bits of `cached_keys_triton`.
 
     A negative slot, a slot beyond the cache and a slot without a position stay as they are. One scale for a whole row
     commutes with the rotation, so 8-bit floats rotate without their scale, unless every row gets a new scale.

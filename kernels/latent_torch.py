@@ -17,7 +17,7 @@ LANES = 16
 
 
 def forward(t: LatentTensors, rotation: Rotation, first_position: int = 0) -> None:
-    """Write ``key = [kv[:N], R k_pe]`` and, unless it is None, ``value = kv[N:]``; see `latent_triton.forward`."""
+    """Write ``key = [kv[:N], R k_pe]`` and, unless it is None, ``value = kv[N:]``; ``rotation.first`` is N."""
     whole = torch.cat((t.kv[..., : rotation.first], t.k_pe.expand(*t.kv.shape[:3], -1)), dim=-1)
     rotate_torch.rotate(RotateTensors.of((whole,), (t.key,), t.cos, t.sin, t.positions), rotation, first_position)
     if t.value is not None:
@@ -25,12 +25,12 @@ def forward(t: LatentTensors, rotation: Rotation, first_position: int = 0) -> No
 
 
 def turn_tail(t: TailTensors, rotation: Rotation, first_position: int = 0) -> None:
-    """Rotate the features from ``rotation.first`` on in place; see `latent_triton.turn_tail`."""
+    """Rotate the features from ``rotation.first`` on in place."""
     rotate_torch.rotate(RotateTensors.of((t.q,), (t.q,), t.cos, t.sin, t.positions), rotation, first_position)
 
 
 def backward(t: LatentGradients, rotation: Rotation, first_position: int = 0) -> None:
-    """Write the gradients of kv and k_pe; see `latent_triton.backward`."""
+    """Write ``kv_grad = [key_grad[:N], value_grad]`` and ``k_pe_grad``, the turned sum of ``key_grad[N:]``."""
     nope_dim, nowhere = rotation.first, rotate_torch.without_position(t.positions)
     t.kv_grad[..., :nope_dim].copy_(t.key_grad[..., :nope_dim])
     t.kv_grad[..., nope_dim:].copy_(t.value_grad)

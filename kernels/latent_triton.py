@@ -19,7 +19,6 @@ lane ``h mod 16``, and the lanes are then added in neighbouring pairs.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 import triton
@@ -27,10 +26,8 @@ import triton.language as tl
 
 from ropelab.kernels.addressing import (
     heads_of,
-    in_parts,
     innermost,
     launch_grid,
-    readable,
     strides_of,
     turning,
     whole_heads,
@@ -185,49 +182,13 @@ def _gradient_kernel(at, first_position, table_rows, seq_len, strides, C: tl.con
         _sum_gradients(at, strides, angles, tokens, seq_len, C)
 
 
-def forward(t: LatentTensors, rotation: Rotation, first_position: int = 0, *, tile: Tile | None = None) -> None:
-    """Write ``key = [kv[:N], R k_pe]`` and, unless it is None, ``value = kv[N:]`` in one launch.
-
-    Args:
-        t: key and value have last strides of 1, and every element of them is written. Features of kv and k_pe that are
-            not adjacent cost a copy.
-        rotation: its ``first`` is N.
-        first_position: as for `rotate_triton.rotate`.
-        tile: for sweeps; by default `choose_tile` decides.
-    """
-    t = t._replace(kv=readable(t.kv), k_pe=readable(t.k_pe), cos=readable(t.cos), sin=readable(t.sin))
-    in_parts(t, t.kv, partial(plan_forward, rotation=rotation, tile=tile), first_position)
-
-
-def turn_tail(t: TailTensors, rotation: Rotation, first_position: int = 0, *, tile: Tile | None = None) -> None:
-    """Rotate the features from ``rotation.first`` on in place; the layout may change.
-
-    The arguments are as for `forward`. Features of q that are not adjacent cost a copy.
-    """
-    q = t.q if t.q.stride(-1) == 1 else t.q.contiguous()
-    made = t._replace(q=q, cos=readable(t.cos), sin=readable(t.sin))
-    in_parts(made, q, partial(plan_turn_tail, rotation=rotation, tile=tile), first_position)
-    if q is not t.q:
-        t.q.copy_(q)
-
-
-def backward(t: LatentGradients, rotation: Rotation, first_position: int = 0, *, tile: Tile | None = None) -> None:
-    """Write ``kv_grad = [key_grad[:N], value_grad]`` and ``k_pe_grad``, the turned sum of ``key_grad[N:]`` over heads.
-
-    The arguments are as for `forward`. The gradients of kv and k_pe have last strides of 1.
-
-    Args:
-        rotation: the transposed rotation, which reads the layout of the key.
-    """
-    inputs = ("key_grad", "value_grad", "cos", "sin")
-    t = t._replace(**{name: readable(getattr(t, name)) for name in inputs})
-    in_parts(t, t.key_grad, partial(plan_backward, rotation=rotation, tile=tile), first_position)
-
-
 def plan_forward(t: LatentTensors, rotation: Rotation, tile: Tile | None = None) -> Callable[..., None]:
-    """The launch that `forward` makes for tensors like these; a caller can repeat it, see `rotate_triton.plan_rotate`.
+    """Plan the launch of `latent_torch.forward`; see `rotate_triton.plan_rotate`.
 
-    The tensors are as for `forward`, but have last strides of 1 and at most ``MAX_BATCH`` batches.
+    Args:
+        t: tensors with last strides of 1 and at most ``MAX_BATCH`` batches. Every element of key and value is written.
+        rotation: its ``first`` is N.
+        tile: for sweeps; by default `choose_tile` decides.
     """
     if t.key.numel() == 0:
         return launch_nothing
@@ -238,7 +199,7 @@ def plan_forward(t: LatentTensors, rotation: Rotation, tile: Tile | None = None)
 
 @dataclass(frozen=True)
 class TurnTail:
-    """The launch of `turn_tail` for the features from ``first`` on: q is the source of all its features."""
+    """The launch of a `plan_turn_tail` for the features from ``first`` on: q is the source of all its features."""
 
     launch: Callable[..., None]
     first: int
@@ -252,7 +213,7 @@ def _as_latent(t: TailTensors, first: int) -> LatentTensors:
 
 
 def plan_turn_tail(t: TailTensors, rotation: Rotation, tile: Tile | None = None) -> Callable[..., None]:
-    """The launch of `turn_tail`; see `plan_forward`."""
+    """Plan the launch of `latent_torch.turn_tail`, under which the layout may change; see `plan_forward`."""
     if t.q.numel() == 0:
         return launch_nothing
     launch = _launch(_assemble_kernel, _as_latent(t, rotation.first), t.q, rotation, 0, tile, in_place=True)
@@ -260,7 +221,7 @@ def plan_turn_tail(t: TailTensors, rotation: Rotation, tile: Tile | None = None)
 
 
 def plan_backward(t: LatentGradients, rotation: Rotation, tile: Tile | None = None) -> Callable[..., None]:
-    """The launch of `backward`; see `plan_forward`."""
+    """Plan the launch of `latent_torch.backward`, the transposed rotation, which reads the layout of the key."""
     if t.kv_grad.numel() == 0:
         return _sum_nothing
     return _launch(_gradient_kernel, t, t.kv_grad, rotation, t.value_grad.shape[3], tile)

@@ -25,7 +25,7 @@ def write(t: CacheTensors, rotation: Rotation, norm: Norm | None, first_position
     Args:
         rotation: without ``out_interleaved`` and ``transpose``.
         norm: the norm of q and k, or None.
-        first_position: as for `rotate_triton.rotate`.
+        first_position: as for `run.run`.
     """
     wide = compute_dtype(t)
     xs = [t.q, t.k] if norm is None else [x.to(wide) for x in (t.q, t.k)]

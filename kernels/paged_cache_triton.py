@@ -20,20 +20,19 @@ in the time in which it moves the 3 bytes of the feature. A row of q takes 16 fo
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from ropelab.kernels.addressing import common_alignment, in_parts, readable, strides_of, turning, whole_heads
-from ropelab.kernels.cache_rows_triton import Block, Caching, Kind, Rows, move_heads, move_rows, turn_rows
+from ropelab.kernels.addressing import common_alignment, strides_of, turning, whole_heads
+from ropelab.kernels.cache_rows_triton import Block, Caching, Kind, KindTensors, move_rows, turn_rows
 from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion
 from ropelab.kernels.launch import Launch, LaunchWithBytes, compiler_options, launch_nothing
 from ropelab.kernels.paged_cache_torch import compute_dtype
-from ropelab.kernels.place_triton import Angles
+from ropelab.kernels.place_triton import Angles, Slots
 from ropelab.kernels.rotation import Norm, Rotation, pairs_of_head
 from ropelab.kernels.tensors import CacheTensors
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, next_power_of_2
@@ -78,8 +77,8 @@ class Choices(Caching):
     WEIGHT_OFFSET: float
 
 
-@triton.jit(do_not_specialize=["first_position", "table_rows", "seq_len", "slot_count", "blocks"])
-def _paged_cache_kernel(at, first_position, table_rows, seq_len, slot_count, blocks, strides, C: tl.constexpr):
+@triton.jit(do_not_specialize=["first_position", "table_rows", "seq_len", "slot_count", "pages"])
+def _paged_cache_kernel(at, first_position, table_rows, seq_len, slot_count, pages, strides, C: tl.constexpr):
     """Write rows of q, rows of k to the cache, rows of v to the cache, or features of q that do not rotate."""
     K_FIRST: tl.constexpr = C.Q.PROGRAMS
     V_FIRST: tl.constexpr = K_FIRST + C.K.PROGRAMS
@@ -89,57 +88,37 @@ def _paged_cache_kernel(at, first_position, table_rows, seq_len, slot_count, blo
     batch = tl.program_id(1)
     positions = at.positions, strides.positions
     angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
-    slots = at.slots, strides.slots, slot_count
+    slots = Slots(at.slots, strides.slots, slot_count, pages)
     q_out, nope_out = (at.q_out, strides.q_out), (at.q_nope_out, strides.q_nope_out)
     q_scales = at.q_scale_out, strides.q_scale_out
     k_scales, v_scales = (at.k_scale_cache, strides.k_scale_cache), (at.v_scale_cache, strides.v_scale_cache)
-    q = Rows((at.q, strides.q), q_out, q_out, at.q_scale, q_scales)
-    nope = Rows((at.q_nope, strides.q_nope), nope_out, nope_out, at.q_scale, q_scales)
-    k = Rows((at.k, strides.k), (at.k_out, strides.k_out), (at.k_cache, strides.k_cache), at.k_scale, k_scales)
-    v = Rows((at.v, strides.v), (at.v_out, strides.v_out), (at.v_cache, strides.v_cache), at.v_scale, v_scales)
+    k_copy, k_cache = (at.k_out, strides.k_out), (at.k_cache, strides.k_cache)
+    v_copy, v_cache = (at.v_out, strides.v_out), (at.v_cache, strides.v_cache)
+    q = KindTensors((at.q, strides.q), q_out, q_out, at.q_weight, at.q_scale, q_scales)
+    nope = KindTensors((at.q_nope, strides.q_nope), nope_out, nope_out, None, at.q_scale, q_scales)
+    k = KindTensors((at.k, strides.k), k_copy, k_cache, at.k_weight, at.k_scale, k_scales)
+    v = KindTensors((at.v, strides.v), v_copy, v_cache, None, at.v_scale, v_scales)
     # The kinds of rows are not branches of one condition: the compiler would demand that equal names have equal shapes.
     if part < K_FIRST:
-        turn_rows(q, at.q_weight, slots, blocks, angles, Block(batch, first, seq_len, part), C.Q, nope, C.NOPE, C)
+        turn_rows(q, nope, slots, angles, Block(batch, first, seq_len, part), C.Q, C)
     if (part >= K_FIRST) & (part < V_FIRST):
-        block = Block(batch, first, seq_len, part - K_FIRST)
-        turn_rows(k, at.k_weight, slots, blocks, angles, block, C.K, v, C.V, C)
+        turn_rows(k, v, slots, angles, Block(batch, first, seq_len, part - K_FIRST), C.K, C)
     if C.V.PROGRAMS > 0:
         if (part >= V_FIRST) & (part < NOPE_FIRST):
-            _move(v, slots, blocks, Block(batch, first, seq_len, part - V_FIRST), C.V, C)
+            move_rows(v, slots, Block(batch, first, seq_len, part - V_FIRST), C.V, C)
     if C.NOPE.PROGRAMS > 0:
         if part >= NOPE_FIRST:
-            _move(nope, slots, blocks, Block(batch, first, seq_len, part - NOPE_FIRST), C.NOPE, C)
-
-
-@triton.jit
-def _move(rows, slots, blocks, block, K: tl.constexpr, C: tl.constexpr):
-    if K.SCALES == "row":
-        move_heads(rows, slots, blocks, block, K, C)
-    else:
-        move_rows(rows, slots, blocks, block, K, C)
-
-
-def write(
-    t: CacheTensors, rotation: Rotation, norm: Norm | None, first_position: int = 0, *, tile: CacheTile | None = None
-) -> None:
-    """Normalize and rotate q and k, write q, and write k and v into slots of the caches, in one launch.
-
-    The arguments are as for `paged_cache_torch.write`. The features of outputs and caches are adjacent.
-
-    Args:
-        tile: for sweeps; by default `tile_for` decides.
-    """
-    inputs = ("q", "k", "v", "q_nope", "q_weight", "k_weight", "cos", "sin")
-    t = t._replace(**{name: readable(x) for name in inputs if (x := getattr(t, name)) is not None})
-    in_parts(t, t.q, partial(plan_write, rotation=rotation, norm=norm, tile=tile), first_position)
+            move_rows(nope, slots, Block(batch, first, seq_len, part - NOPE_FIRST), C.NOPE, C)
 
 
 def plan_write(
     t: CacheTensors, rotation: Rotation, norm: Norm | None, tile: CacheTile | None = None
 ) -> Callable[..., None]:
-    """The launch that `write` makes for tensors like these; a caller can repeat the launch, see `rotate_triton`.
+    """Plan the launch of `paged_cache_torch.write`; see `rotate_triton.plan_rotate`.
 
-    The arguments are as for `write`, but have last strides of 1 and at most ``MAX_BATCH`` batches.
+    Args:
+        t: tensors with last strides of 1 and at most ``MAX_BATCH`` batches.
+        tile: for sweeps; by default `tile_for` decides.
 
     Raises:
         ValueError: more programs than a grid can hold.
@@ -148,7 +127,8 @@ def plan_write(
     if batch * seq_len * (q_heads + t.k.shape[2]) == 0:
         return launch_nothing
     tile = tile or tile_for(t, rotation)
-    block_tokens, programs, kinds = _kinds(t, rotation, tile)
+    block_tokens, kinds = _kinds(t, rotation, tile)
+    programs = sum(kind.PROGRAMS for kind in kinds.values())
     grid = triton.cdiv(seq_len, block_tokens) * programs, batch, 1
     if grid[0] >= 2**31:
         raise ValueError(f"q: expected fewer than 2**31 programs, got {grid[0]}")
@@ -175,43 +155,52 @@ def plan_write(
     return LaunchWithBytes(launch, CacheTensors) if any(as_bytes) else launch
 
 
-def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, int, dict[str, Any]]:
-    """The tokens of a block, its programs, and the kinds of rows.
+class _Source(NamedTuple):
+    """The tensors of a kind of rows, its given and made scales, and the kind with which it shares made scales."""
+
+    x: torch.Tensor | None
+    target: torch.Tensor | None
+    copy: torch.Tensor | None
+    scale: torch.Tensor | None
+    made_scales: torch.Tensor | None
+    moved_by: str | None = None
+
+
+def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, dict[str, Any]]:
+    """The tokens of a block, and the kinds of rows.
 
     A program takes so many tokens that no row is idle, but not more tokens than there are.
     """
     most = 1 if t.norm_across_heads or rotation.table_free else next_power_of_2(t.q.shape[1])
     width = 2 * _block_pairs(t, rotation, tile.pieces)
-    # name -> source, destination, copy, given scale, made scales, the kind whose scale it shares
-    found = {
-        "Q": (t.q, t.q_out, None, t.q_scale, t.q_scale_out, None),
-        "K": (t.k, t.k_cache, t.k_out, t.k_scale, t.k_scale_cache, None),
-        "V": (t.v, t.v_cache, t.v_out, t.v_scale, t.v_scale_cache, "K" if t.shares_scale else None),
-        "NOPE": (t.q_nope, t.q_nope_out, None, t.q_scale, t.q_scale_out, None if t.q_scale_out is None else "Q"),
-    }  # fmt: skip
-    whole = [kind[-1] for kind in found.values() if kind[0] is not None]  # these kinds move the other's features too
-    all_rows = dict(zip(found, _rows_of_token(t, rotation, tile.pieces), strict=True))
+    sources = {
+        "V": _Source(t.v, t.v_cache, t.v_out, t.v_scale, t.v_scale_cache, "K" if t.shares_scale else None),
+        "NOPE": _Source(t.q_nope, t.q_nope_out, None, t.q_scale, t.q_scale_out, None if t.q_scale_out is None else "Q"),
+        "Q": _Source(t.q, t.q_out, None, t.q_scale, t.q_scale_out),
+        "K": _Source(t.k, t.k_cache, t.k_out, t.k_scale, t.k_scale_cache),
+    }
+    all_rows = _rows_of_token(t, rotation, tile.pieces)
     tokens = {name: min(most, tile.block_rows // gcd(tile.block_rows, rows)) for name, rows in all_rows.items()}
-    block_tokens, all_programs, kinds = max(tokens.values()), 0, {}
-    for name, (x, destination, copy, scale, made_scales, _) in found.items():
+    block_tokens, kinds = max(tokens.values()), dict[str, Any]()
+    for name, (x, target, copy, scale, made_scales, moved_by) in sources.items():
         head_blocks = triton.cdiv(all_rows[name], tile.block_rows // tokens[name])
-        turns, makes_scales = name in ("Q", "K"), made_scales is not None
+        apart = [kinds[other] for other, each in sources.items() if each.moved_by == name and each.x is not None]
+        makes_scales, turns = made_scales is not None or moved_by is not None, name in ("Q", "K")
         most_passes = tile.passes * (1 if turns or makes_scales else tile.pieces)  # else each piece is a row
-        passes = 1 if name in whole else min(most_passes, next_power_of_2(max(1, head_blocks)))
-        tensors = [y for y in (x, destination, copy) if y is not None]
-        programs = block_tokens // tokens[name] * triton.cdiv(head_blocks, passes)
-        all_programs += programs
-        scales = "none" if scale is None else "tensor" if scale.numel() == 1 else "head"
+        passes = 1 if apart else min(most_passes, next_power_of_2(max(1, head_blocks)))
+        pieces = 1 if x is None else max(1, triton.cdiv(x.shape[3], width))
         kinds[name] = Kind(
             HEADS=1 if x is None else max(1, x.shape[2]), DIM=0 if x is None else x.shape[3],
-            PIECES=1 if x is None else max(1, triton.cdiv(x.shape[3], width)), PROGRAMS=programs,
+            PARTS=1 if makes_scales else pieces, PIECES=pieces if makes_scales else 1,
+            PROGRAMS=block_tokens // tokens[name] * triton.cdiv(head_blocks, passes),
             TOKENS=tokens[name], PASSES=passes, CACHED=name in ("K", "V"), COPIED=copy is not None,
-            SCALES="row" if makes_scales or found[name][-1] else scales, WHOLE=name in whole,
-            CONVERSION="none" if destination is None else conversion(destination.dtype, destination.device),
-            LARGEST=torch.finfo(destination.dtype).max if makes_scales and destination is not None else 0.0,
-            ALIGN=common_alignment(tensors),
+            SCALES="row" if makes_scales else "none" if scale is None else "tensor" if scale.numel() == 1 else "head",
+            APART=apart[0] if apart else None,
+            CONVERSION="none" if target is None else conversion(target.dtype, target.device),
+            LARGEST=torch.finfo(target.dtype).max if makes_scales and target is not None else 0.0,
+            ALIGN=common_alignment([y for y in (x, target, copy) if y is not None]),
         )  # fmt: skip
-    return block_tokens, all_programs, kinds
+    return block_tokens, kinds
 
 
 def _block_pairs(t: CacheTensors, rotation: Rotation, pieces: int = 1) -> int:
@@ -219,7 +208,7 @@ def _block_pairs(t: CacheTensors, rotation: Rotation, pieces: int = 1) -> int:
     return next_power_of_2(triton.cdiv(pairs_of_head(t.q.shape[3], rotation), pieces))
 
 
-def _rows_of_token(t: CacheTensors, rotation: Rotation, pieces: int = 1) -> tuple[int, int, int, int]:
+def _rows_of_token(t: CacheTensors, rotation: Rotation, pieces: int = 1) -> dict[str, int]:
     """The rows of a token of q, k, v, and features of q that lie apart, as far as programs of their own move them.
 
     A wide head of the last two makes several rows, unless the kernel makes its scale.
@@ -227,7 +216,8 @@ def _rows_of_token(t: CacheTensors, rotation: Rotation, pieces: int = 1) -> tupl
     width, (q_heads, k_heads) = 2 * _block_pairs(t, rotation, pieces), (t.q.shape[2], t.k.shape[2])
     v_pieces = 1 if t.v_scale_cache is not None else triton.cdiv(t.v.shape[3], width)
     nope_pieces = 0 if t.q_nope is None or t.q_scale_out is not None else triton.cdiv(t.q_nope.shape[3], width)
-    return q_heads, k_heads, 0 if t.shares_scale else k_heads * v_pieces, q_heads * nope_pieces
+    v_rows = 0 if t.shares_scale else k_heads * v_pieces
+    return {"Q": q_heads, "K": k_heads, "V": v_rows, "NOPE": q_heads * nope_pieces}
 
 
 def tile_for(t: CacheTensors, rotation: Rotation) -> CacheTile:
@@ -243,7 +233,7 @@ def tile_for(t: CacheTensors, rotation: Rotation) -> CacheTile:
     if rotation.table_free:
         return choose_table_free_tile(block_pairs, q_heads, narrow=narrow_access)
     return choose_tile(
-        pairs_of_head(t.q.shape[3], rotation), batch * seq_len * sum(_rows_of_token(t, rotation)),
+        pairs_of_head(t.q.shape[3], rotation), batch * seq_len * sum(_rows_of_token(t, rotation).values()),
         interleaved=rotation.interleaved, itemsize=t.q.itemsize, nope_apart=t.q_nope is not None,
     )  # fmt: skip
 
@@ -285,7 +275,7 @@ def _access(narrow: bool) -> int:
 def choose_tile(pairs: int, rows: int, *, interleaved: bool, itemsize: int, nope_apart: bool = False) -> CacheTile:
     """The tile for ``rows`` rows of all tokens, whose heads have ``pairs`` pairs.
 
-    A thread moves 16 bytes at once, as in `tiles.choose_tile`. The sum of a norm has one order whatever the tile is, so
+    A thread moves 16 bytes at once, as in `tile_cost.choose`. The sum of a norm has one order whatever the tile is, so
     a token has the same bits alone and among other tokens.
 
     A thread of a large call moves 64 bytes or more, in as many passes as that takes, and a program has one warp: each

@@ -68,6 +68,22 @@ class AxialPositions(NamedTuple):
     table_rows: tl.tensor
 
 
+class Slots(NamedTuple):
+    """The slots of the first tokens of a call: their address, stride and number; and the pages of the caches."""
+
+    address: tl.tensor
+    strides: tuple
+    count: tl.tensor
+    pages: tl.tensor
+
+
+class InCache(NamedTuple):
+    """The slot of each token, -1 for a token that has none; and the pages of the caches."""
+
+    slot: tl.tensor
+    pages: tl.tensor
+
+
 @triton.jit
 def blocks_of_program(HEAD_BLOCKS: tl.constexpr, INNERMOST: tl.constexpr):
     """The head block, the token block and the batch of this program in a grid of `launch_grid`.
@@ -256,23 +272,25 @@ def rows_of_pairs(along, pair, PLACE: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def slots_of(slots, tokens, seq_len):
-    """The slot of each token, and -1 for a token that has none."""
-    address, strides, count = slots
-    at = tokens.batch.to(tl.int64) * seq_len + tokens.first + tokens.distance
-    return tl.load(address + at * strides[0], mask=tokens.exists & (at < count), other=-1).to(tl.int64)
+    """The `InCache` of tokens; see `Slots`."""
+    token = tokens.batch.to(tl.int64) * seq_len + tokens.first + tokens.distance
+    has_slot = tokens.exists & (token < slots.count)
+    slot = tl.load(slots.address + token * slots.strides[0], mask=has_slot, other=-1)
+    return InCache(slot.to(tl.int64), slots.pages)
 
 
 @triton.jit
-def cached_at(cache, slot, blocks, head, ALIGN: tl.constexpr, C: tl.constexpr):
+def cached_at(cache, slots, head, ALIGN: tl.constexpr, C: tl.constexpr):
     """The address of each row in the cache, ``[rows, 1, 1]``, and whether the cache has the slot of each token."""
     address, strides = cache
+    slot, pages = slots
     exists = slot >= 0
     if C.NARROW_SLOTS:
         exists &= slot < 2**31
         slot = tl.where(exists, slot, 0).to(tl.int32)
     else:
         slot = tl.where(exists, slot, 0)
-    block, place = (slot // C.PAGE).to(tl.int64), (slot % C.PAGE).to(tl.int64)
-    within = tl.multiple_of(place * strides[1], ALIGN) + tl.multiple_of(head.to(tl.int64) * strides[2], ALIGN)
-    at = tl.multiple_of(tl.multiple_of(block * strides[0], ALIGN) + within, ALIGN)
-    return address + at[:, None, None], (exists & (block < blocks))[:, None, None]
+    page, in_page = (slot // C.PAGE).to(tl.int64), (slot % C.PAGE).to(tl.int64)
+    within = tl.multiple_of(in_page * strides[1], ALIGN) + tl.multiple_of(head.to(tl.int64) * strides[2], ALIGN)
+    offset = tl.multiple_of(tl.multiple_of(page * strides[0], ALIGN) + within, ALIGN)
+    return address + offset[:, None, None], (exists & (page < pages))[:, None, None]

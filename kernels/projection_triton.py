@@ -15,7 +15,7 @@ because the columns of a whole head would not fit beside the operands. Columns t
 from dataclasses import dataclass
 from functools import cache
 from math import pi
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -30,6 +30,7 @@ from ropelab.kernels.direct_launch import VERSION
 from ropelab.kernels.launch import Launch
 from ropelab.kernels.place_triton import (
     Angles,
+    Slots,
     Tokens,
     cached_at,
     position_of,
@@ -38,7 +39,7 @@ from ropelab.kernels.place_triton import (
     table_rows_of,
 )
 from ropelab.kernels.rotate_torch import compute_dtype
-from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION, Norm, Rotation, row_count
+from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION, Norm, Rotation
 from ropelab.kernels.stages_triton import Columns, read_columns, turn, write_features
 from ropelab.kernels.tensors import ProjectionTensors
 
@@ -55,7 +56,7 @@ _INVALID_POSITION, _NO_POSITION = tl.constexpr(INVALID_POSITION), tl.constexpr(N
 
 NUMBERS = [
     "first_position", "table_rows", "token_count", "seq_len", "width", "inputs", "q_heads", "turning_heads",
-    "slot_count", "blocks",
+    "slot_count", "pages",
 ]  # fmt: skip
 """The numbers of the kernel. None of them changes its code, so all products of a model share a compiled kernel."""
 
@@ -105,6 +106,35 @@ class ProjectionChoices(Turning):
     PAGE: int
     CACHE_ALIGN: int
     NARROW_SLOTS: bool
+
+
+class Part(NamedTuple):
+    """Where a tile lies: its first token and head; and how many tokens, heads of q, and heads that turn there are."""
+
+    first: tl.tensor
+    first_head: tl.tensor
+    token_count: tl.tensor
+    q_heads: tl.tensor
+    turning_heads: tl.tensor
+
+
+class Epilogue(NamedTuple):
+    """What turns the heads of a tile.
+
+    Attributes:
+        angles, tokens: whose cosines and sines are computed, piece by piece; or
+        columns, has_position: the cosines and sines of each piece out of tables, and whether tokens have a position.
+        turns: whether each head is one of q or k, ``[heads]``.
+        rstd, weight: the factor of the norm, and the address of the weights of each head; None without a norm.
+    """
+
+    angles: Angles
+    tokens: Tokens
+    columns: tuple | None
+    has_position: tl.tensor
+    turns: tl.tensor
+    rstd: tl.tensor
+    weight: tl.tensor
 
 
 @triton.jit
@@ -167,7 +197,7 @@ def _for_all_heads(column):
 
 @triton.jit
 def _read(angles, tokens, exists, PIECES: tl.constexpr, C: tl.constexpr):
-    """The cosines and the sines of one piece of a head after another out of tables; and whether tokens have a position.
+    """The cosines and sines of one piece of a head after another out of tables; and whether tokens have a position.
 
     All loads come before the first use, so a tile waits for memory once.
     """
@@ -175,7 +205,7 @@ def _read(angles, tokens, exists, PIECES: tl.constexpr, C: tl.constexpr):
     pieces = ()
     for i in tl.static_range(PIECES):
         columns = read_columns(rows, 0, exists[:, None, None], C, True, i)
-        pieces += (columns.cos0, columns.sin0)  # type: ignore[assignment]
+        pieces += ((columns.cos0, columns.sin0),)  # type: ignore[assignment]
     return pieces, rows.has_position
 
 
@@ -219,26 +249,24 @@ def _computed(angles, tokens, PIECE: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _turned_pairs(
-    x0, x1, norm, read, angles, tokens, turns, FIRST: tl.constexpr, PIECES: tl.constexpr, C: tl.constexpr
-):
+def _turned_pairs(x0, x1, epilogue, FIRST: tl.constexpr, PIECES: tl.constexpr, C: tl.constexpr):
     """PIECES pieces of heads from FIRST on: q and k normalized and turned, v as it is."""
     if PIECES > 1:
         a0, b0 = _halved(x0)
         a1, b1 = _halved(x1)
-        a0, a1 = _turned_pairs(a0, a1, norm, read, angles, tokens, turns, FIRST, PIECES // 2, C)
-        b0, b1 = _turned_pairs(b0, b1, norm, read, angles, tokens, turns, FIRST + PIECES // 2, PIECES // 2, C)
+        a0, a1 = _turned_pairs(a0, a1, epilogue, FIRST, PIECES // 2, C)
+        b0, b1 = _turned_pairs(b0, b1, epilogue, FIRST + PIECES // 2, PIECES // 2, C)
         return _joined(a0, b0), _joined(a1, b1)
     else:
+        has_position, turns = epilogue.has_position, epilogue.turns
         if C.NORM:
-            rstd, q_weight, k_weight, is_q = norm
-            w0, w1 = _weights(tl.where(is_q[:, None], q_weight, k_weight), turns[:, None], FIRST, C)
-            x0, x1 = w0 * (x0 * rstd), w1 * (x1 * rstd)
+            w0, w1 = _weights(epilogue.weight, turns[:, None], FIRST, C)
+            x0, x1 = w0 * (x0 * epilogue.rstd), w1 * (x1 * epilogue.rstd)
         if C.TABLE_FREE:
-            cos, sin, has_position = _computed(angles, tokens, FIRST, C)
+            cos, sin, has_position = _computed(epilogue.angles, epilogue.tokens, FIRST, C)
         else:
-            pieces, has_position = read
-            cos, sin = _for_all_heads(pieces[2 * FIRST]), _for_all_heads(pieces[2 * FIRST + 1])
+            cos, sin = epilogue.columns[FIRST]
+            cos, sin = _for_all_heads(cos), _for_all_heads(sin)
         y0, y1 = turn(x0, x1, Columns(cos, cos, sin, sin), C.TRANSPOSE)
         if C.POSITIONS != "none":
             y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
@@ -247,59 +275,59 @@ def _turned_pairs(
 
 
 @triton.jit
-def _turned(acc, at, angles, tokens, is_q, turns, exists, C: tl.constexpr):
-    """The tile ``[tokens, features]`` with its heads of q and k normalized and turned.
-
-    Args:
-        is_q, turns: for each head, whether it is a head of q, and of q or k.
-        exists: whether tokens exist and need angles.
-    """
+def _turned(acc, at, angles, tokens, part, C: tl.constexpr):
+    """The tile ``[tokens, features]`` with its heads of q and k normalized and turned."""
     PAIRS: tl.constexpr = C.LANE_DIM // 2
     HEADS: tl.constexpr = C.TILE_FEATURES // C.LANE_DIM
     PIECES: tl.constexpr = PAIRS // C.BLOCK_PAIRS
-    read = None if C.TABLE_FREE else _read(angles, tokens, exists, PIECES, C)
+    head = part.first_head + tl.arange(0, HEADS)
+    needs_angles = tokens.exists & (part.first_head < part.turning_heads)
+    is_q, turns = head < part.q_heads, head < part.turning_heads
+    columns, has_position = None, None
+    if not C.TABLE_FREE:
+        columns, has_position = _read(angles, tokens, needs_angles, PIECES, C)
     if C.INTERLEAVED:
         x0, x1 = tl.split(tl.reshape(acc, [C.TILE_TOKENS, HEADS, PAIRS, 2]))
     else:
         x0, x1 = tl.split(tl.permute(tl.reshape(acc, [C.TILE_TOKENS, HEADS, 2, PAIRS]), (0, 1, 3, 2)))
-    norm = None
+    rstd, weight = None, None
     if C.NORM:
         squares = tl.sum(_folded(x0 * x0 + x1 * x1, PIECES), axis=2)
         rstd = tl.where(turns[None, :], tl.rsqrt(squares / C.LANE_DIM + C.NORM_EPS), 1.0)[:, :, None]
-        norm = rstd, at.q_weight, at.k_weight, is_q
-    y0, y1 = _turned_pairs(x0, x1, norm, read, angles, tokens, turns, 0, PIECES, C)
+        weight = tl.where(is_q[:, None], at.q_weight, at.k_weight)
+    epilogue = Epilogue(angles, tokens, columns, has_position, turns, rstd, weight)
+    y0, y1 = _turned_pairs(x0, x1, epilogue, 0, PIECES, C)
     y = tl.join(y0, y1)
     return tl.reshape(y if C.INTERLEAVED else tl.permute(y, (0, 1, 3, 2)), [C.TILE_TOKENS, C.TILE_FEATURES])
 
 
 @triton.jit
-def _write_rows(
-    y, at, strides, first, token_count, first_head, q_heads, turning_heads, slot_count, blocks, C: tl.constexpr
-):
+def _write_rows(y, at, strides, part, slots, C: tl.constexpr):
     """Write the heads of a tile ``[tokens, features]``: those of q side by side, those of k and v to their slots.
 
     All heads take one store, whose addresses and masks differ. A branch would hold the accumulator.
     """
     HEADS: tl.constexpr = C.TILE_FEATURES // C.LANE_DIM
     row = tl.arange(0, C.TILE_TOKENS * HEADS)
-    head = first_head + row % HEADS
-    is_q, is_v = head < q_heads, head >= turning_heads
-    token = Tokens(tl.full([], 0, tl.int32), first, row // HEADS, first + row // HEADS < token_count)
-    slot = slots_of((at.slots, strides.slots, slot_count), token, 0)
-    cached_head = head - tl.where(is_v, turning_heads, q_heads)
-    k_at, in_cache = cached_at((at.k_cache, strides.k_cache), slot, blocks, cached_head, C.CACHE_ALIGN, C)
-    v_at, _ = cached_at((at.v_cache, strides.v_cache), slot, blocks, cached_head, C.CACHE_ALIGN, C)
-    q_at = rows_at((at.qkv, strides.qkv), token, head, C.ALIGN, C)
-    to = tl.where(is_q[:, None, None], q_at, tl.where(is_v[:, None, None], v_at, k_at))
-    is_kv = in_cache & (cached_head < turning_heads - q_heads)[:, None, None]
-    exists = token.exists[:, None, None] & (is_q[:, None, None] | is_kv)
+    head = part.first_head + row % HEADS
+    is_q, is_v = head < part.q_heads, head >= part.turning_heads
+    distance = row // HEADS
+    tokens = Tokens(tl.full([], 0, tl.int32), part.first, distance, part.first + distance < part.token_count)
+    slots = slots_of(slots, tokens, 0)
+    cached_head = head - tl.where(is_v, part.turning_heads, part.q_heads)
+    k_row, in_cache = cached_at((at.k_cache, strides.k_cache), slots, cached_head, C.CACHE_ALIGN, C)
+    v_row, _ = cached_at((at.v_cache, strides.v_cache), slots, cached_head, C.CACHE_ALIGN, C)
+    q_row = rows_at((at.qkv, strides.qkv), tokens, head, C.ALIGN, C)
+    to = tl.where(is_q[:, None, None], q_row, tl.where(is_v[:, None, None], v_row, k_row))
+    is_kv = in_cache & (cached_head < part.turning_heads - part.q_heads)[:, None, None]
+    exists = tokens.exists[:, None, None] & (is_q[:, None, None] | is_kv)
     write_features(to, exists, tl.reshape(y, [row.shape[0], 1, C.LANE_DIM]), C.LANE_DIM, C.LANE_DIM)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def _project_kernel(
     at, first_position, table_rows, x, weight, qkv, token_count, seq_len, width, inputs, q_heads, turning_heads,
-    slot_count, blocks, strides, C: tl.constexpr,
+    slot_count, pages, strides, C: tl.constexpr,
 ):  # fmt: skip
     """Compute tiles of the product, turn the heads of q and k, and write the tiles.
 
@@ -309,6 +337,7 @@ def _project_kernel(
     steps = tl.cdiv(inputs, C.TILE_INPUTS)
     positions = at.positions, strides.positions
     angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
+    slots = Slots(at.slots, strides.slots, slot_count, pages)
     HEADS: tl.constexpr = C.TILE_FEATURES // C.LANE_DIM
     for number in tl.range(tl.program_id(0), rows * columns, tl.num_programs(0), flatten=True):
         row, column = _tile_of(number, rows, columns, C.GROUP_ROWS)
@@ -319,23 +348,19 @@ def _project_kernel(
             right = weight.load([feature, step * C.TILE_INPUTS])
             acc = tl.dot(left, right.T, acc)
         if C.BIAS:
-            place = feature + tl.arange(0, C.TILE_FEATURES)
-            acc += tl.load(at.bias + place, mask=place < width, other=0).to(tl.float32)[None, :]
+            of_tile = feature + tl.arange(0, C.TILE_FEATURES)
+            acc += tl.load(at.bias + of_tile, mask=of_tile < width, other=0).to(tl.float32)[None, :]
         # v turns by nothing, without a branch: after a branch that holds the accumulator, the assembler waits for every
         # instruction of the product, which then takes 1.2 to 1.7 times as long.
         distance = tl.arange(0, C.TILE_TOKENS)
         tokens = Tokens(tl.full([], 0, tl.int32), first, distance, first + distance < token_count)
         if C.REPEATS:
             tokens = Tokens(tokens.batch, 0, (first + distance) % seq_len, tokens.exists)
+        part = Part(first, column * HEADS, token_count, q_heads, turning_heads)
         if C.TURNS:
-            head = column * HEADS + tl.arange(0, HEADS)
-            exists = tokens.exists & (column * HEADS < turning_heads)
-            acc = _turned(acc, at, angles, tokens, head < q_heads, head < turning_heads, exists, C)
+            acc = _turned(acc, at, angles, tokens, part, C)
         if C.CACHE:
-            y = acc.to(at.qkv.dtype.element_ty)
-            _write_rows(
-                y, at, strides, first, token_count, column * HEADS, q_heads, turning_heads, slot_count, blocks, C
-            )
+            _write_rows(acc.to(at.qkv.dtype.element_ty), at, strides, part, slots, C)
         else:
             qkv.store([first, feature], acc.to(qkv.dtype))
 
@@ -360,26 +385,6 @@ def serves(t: ProjectionTensors, rotation: Rotation) -> bool:
         and (positions is None or sequences == 1 or positions.stride(0) in (0, seq_len * positions.stride(1)))
         and _multiprocessors(t.x.device) > 0 and all(cache.dtype == t.x.dtype for cache in caches)
     )  # fmt: skip
-
-
-def project(
-    t: ProjectionTensors,
-    rotation: Rotation,
-    q_heads: int,
-    k_heads: int,
-    norm: Norm | None = None,
-    first_position: int = 0,
-    *,
-    tile: ProjectionTile = ProjectionTile(),
-) -> None:
-    """Write ``x weight^T + bias``, in which the heads of q and k are normalized and turned, to ``qkv``, in one launch.
-
-    The arguments are as for `projection_torch.project`, and `serves` is true for them.
-
-    Args:
-        tile: for sweeps.
-    """
-    plan_project(t, rotation, q_heads, k_heads, norm, tile)(t, first_position, row_count(t.cos))
 
 
 class _Blocks(TensorDescriptor):
@@ -422,7 +427,7 @@ def plan_project(
     norm: Norm | None = None,
     tile: ProjectionTile = ProjectionTile(),
 ) -> ProjectionLaunch:
-    """The launch that `project` makes for tensors like these; see `rotate_triton.plan_rotate`."""
+    """Plan the launch of `projection_torch.project`, which `serves`; ``tile`` is for sweeps."""
     sequences, seq_len, _, head_dim = t.qkv.shape
     tokens, (width, inputs), has_cache = sequences * seq_len, t.weight.shape, t.slots is not None
     at: Any = t

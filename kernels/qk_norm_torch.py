@@ -13,7 +13,7 @@ from ropelab.kernels.tensors import NormGradients, NormTensors, RotateTensors
 
 
 def forward(t: NormTensors, rotation: Rotation, eps: float, first_position: int = 0) -> None:
-    """Write ``R (w x / sqrt(mean(x^2) + eps))`` for q and k: see `qk_norm_triton.forward`."""
+    """Write ``R (w x / sqrt(mean(x^2) + eps))`` for q and k."""
     wide = compute_dtype(t)
     q, k = (normed(x.to(wide), eps)[0] * w.to(wide) for x, w in ((t.q, t.q_weight), (t.k, t.k_weight)))
     turned = RotateTensors(q, k, t.q_out, t.k_out, t.cos, t.sin, t.positions)
@@ -21,7 +21,7 @@ def forward(t: NormTensors, rotation: Rotation, eps: float, first_position: int 
 
 
 def backward(t: NormGradients, rotation: Rotation, eps: float, first_position: int = 0) -> None:
-    """Write the gradients of q and k and, where they are needed, of their weights: see `qk_norm_triton.backward`."""
+    """Write the gradients of q and k and, where they are needed, of their weights."""
     wide = compute_dtype(t)
     back = replace(rotation, transpose=not rotation.transpose)
     gs = [g.to(wide) for g in (t.q_grad, t.k_grad)]

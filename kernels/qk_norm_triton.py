@@ -26,7 +26,6 @@ moves tensors between threads.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -36,10 +35,8 @@ import triton.language as tl
 from ropelab.kernels import choices as base
 from ropelab.kernels.addressing import (
     heads_of,
-    in_parts,
     innermost,
     launch_grid,
-    readable,
     strides_of,
     turning,
     whole_heads,
@@ -49,7 +46,7 @@ from ropelab.kernels.choices import Turning
 from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
 from ropelab.kernels.place_triton import Angles, block_of_tokens, blocks_of_program, heads_at
 from ropelab.kernels.qk_norm_torch import compute_dtype
-from ropelab.kernels.rotation import Rotation, pairs_of_head, row_count
+from ropelab.kernels.rotation import Rotation, pairs_of_head
 from ropelab.kernels.stages_triton import (
     lane_feature,
     members_of,
@@ -238,44 +235,14 @@ def _sum_rows_kernel(at, q_rows, rows, strides, C: tl.constexpr):
     tl.store(tl.where(is_q, at.q_dw, at.k_dw) + feature, dw, mask=feature < C.DIM)
 
 
-def forward(
-    t: NormTensors, rotation: Rotation, eps: float, first_position: int = 0, *, tile: Tile | None = None
-) -> None:
-    """Write ``R (w x / sqrt(mean(x^2) + eps))`` for q and k in one launch. Every element of both results is written.
+def plan_forward(t: NormTensors, rotation: Rotation, eps: float, tile: Tile | None = None) -> Callable[..., None]:
+    """Plan the launch of `qk_norm_torch.forward`; see `rotate_triton.plan_rotate`.
 
     Args:
-        t: q and k are of one dtype on one GPU. Features of inputs that are not adjacent cost a copy; those of results
-            are adjacent.
+        t: tensors with last strides of 1 and at most ``MAX_BATCH`` batches. Every element of the results is written.
         rotation: the results have the layout of the inputs, and ``rotation.transpose`` is ignored.
         eps: the number that is added to the mean of the squares.
-        first_position: as for `rotate_triton.rotate`.
         tile: for sweeps; by default `choose_forward_tile` decides.
-    """
-    plan = partial(plan_forward, rotation=rotation, eps=eps, tile=tile)
-    in_parts(_readable_inputs(t), t.q, plan, first_position)
-
-
-def backward(
-    t: NormGradients, rotation: Rotation, eps: float, first_position: int = 0, *, tile: BackwardTile | None = None
-) -> None:
-    """Write the gradients of q and k and, unless they are None, the gradients of their weights.
-
-    The arguments are as for `forward`. The order in which the gradients in the weights are summed depends on the shapes
-    and the GPU only, so that a repeated call gives the same bits.
-    """
-    t = _readable_inputs(t)
-    plan_backward(t, rotation, eps, tile)(t, first_position, row_count(t.cos))
-
-
-def _readable_inputs(t):
-    inputs = ("q", "k", "q_grad", "k_grad", "q_weight", "k_weight", "cos", "sin")
-    return t._replace(**{name: readable(getattr(t, name)) for name in inputs if name in t._fields})
-
-
-def plan_forward(t: NormTensors, rotation: Rotation, eps: float, tile: Tile | None = None) -> Callable[..., None]:
-    """The launch that `forward` makes for tensors like these; a caller can repeat it, see `rotate_triton.plan_rotate`.
-
-    The tensors are as for `forward`, but have last strides of 1 and at most ``MAX_BATCH`` batches.
     """
     if t.q.numel() + t.k.numel() == 0:
         return launch_nothing
@@ -291,9 +258,10 @@ def plan_forward(t: NormTensors, rotation: Rotation, eps: float, tile: Tile | No
 def plan_backward(
     t: NormGradients, rotation: Rotation, eps: float, tile: BackwardTile | None = None
 ) -> Callable[..., None]:
-    """The launches that `backward` makes for tensors like these; a caller can repeat them.
+    """Plan the launches of `qk_norm_torch.backward`, for tensors with last strides of 1 and any number of batches.
 
-    The tensors are as for `backward`, but have last strides of 1.
+    The order in which the gradients in the weights are summed depends on the shapes and the GPU only, so that a
+    repeated call gives the same bits.
     """
     if t.q.numel() + t.k.numel() == 0:
         return _launch_backward_of_nothing

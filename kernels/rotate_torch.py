@@ -8,7 +8,7 @@ from ropelab.kernels.tensors import RotateTensors
 
 
 def rotate(t: RotateTensors, rotation: Rotation, first_position: int = 0) -> None:
-    """Write the rotation of q and of k to their results; see `rotate_triton.rotate`.
+    """Write the rotation of q and of k to their results.
 
     The arithmetic has the widest dtype out of float32, the dtype of the input and the dtype of the tables. It follows
     the order of the formula, without fused multiply-add. The Triton kernel rounds at the same places, so both give the

@@ -14,20 +14,16 @@ another token. Features that do not rotate make further accesses of each head.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import gcd
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
 from ropelab.kernels.addressing import (
     heads_of,
-    in_parts,
     innermost,
     launch_grid,
-    readable,
     strides_of,
     table_strides,
     turning,
@@ -355,35 +351,15 @@ def _rotate_kernel(at, first_position, table_rows, seq_len, strides, C: tl.const
         _write_heads(parts[i], results[i], heads[i], columns[i], rows.has_position, C)
 
 
-def rotate(
-    t: RotateTensors, rotation: Rotation, first_position: int = 0, *, tile: Tile | FlatTile | None = None
-) -> None:
-    """Write the rotation of q and of k to their results, in one launch. Every element of the results is written.
-
-    Args:
-        t: tensors of one GPU; q and k have one dtype. Features that are not adjacent cost a copy.
-        first_position: the position of the first token of every sequence, if there are no positions.
-        tile: for sweeps; by default `tile_for` decides.
-
-    Raises:
-        ValueError: more tokens than a grid can hold.
-    """
-    targets = [
-        y if y.stride(-1) == 1 else torch.empty_like(y, memory_format=torch.contiguous_format) for _, y in t.pairs
-    ]
-    sources = [y if x is y else readable(x) for (x, _), y in zip(t.pairs, targets, strict=True)]
-    made = RotateTensors.of(sources, targets, readable(t.cos), readable(t.sin), t.positions)
-    in_parts(made, made.q, partial(plan_rotate, rotation=rotation, tile=tile), first_position)
-    for target, (_, y) in zip(targets, t.pairs, strict=True):
-        if target is not y:
-            y.copy_(target)
-
-
 def plan_rotate(t: RotateTensors, rotation: Rotation, tile: Tile | FlatTile | None = None) -> Callable[..., None]:
-    """The launch that `rotate` makes for tensors like these; a caller can keep the launch and repeat it.
+    """Plan the launch that writes the rotation of q and of k to their results, as `rotate_torch.rotate` does.
+
+    A caller can keep the launch and repeat it. `run.run` launches it for tensors of any strides.
 
     Args:
-        t: as for `rotate`, but with last strides of 1 and at most ``MAX_BATCH`` batches.
+        t: tensors of one GPU with last strides of 1 and at most ``MAX_BATCH`` batches; q and k have one dtype. Every
+            element of the results is written.
+        tile: for sweeps; by default `tile_for` decides.
 
     Returns:
         ``launch(tensors, first_position, table_rows)``. It serves tensors that agree with these in everything except
@@ -452,7 +428,7 @@ def _flat(t: RotateTensors, rotation: Rotation, tile: FlatTile):
 
 
 def tile_for(t: RotateTensors, rotation: Rotation) -> Tile | FlatTile:
-    """The tile that `plan` chooses for tensors like these."""
+    """The tile that `plan_rotate` chooses for tensors like these."""
     return choose(work_of(t, rotation))
 
 

@@ -17,6 +17,19 @@ from ropelab.kernels.place_triton import rows_of_pairs
 class Members(NamedTuple):
     """The addresses of the members of pairs, and whether they exist.
 
+    A thread holds both members of its pairs, so a turn needs no exchange. For example, of a head of 16 features, with
+    four pairs for each thread::
+
+        adjacent pairs    feature    0  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15
+                          pair       0  0  1  1  2  2  3  3  4  4  5  5  6  6  7  7
+                          thread     0  0  0  0  0  0  0  0  1  1  1  1  1  1  1  1
+                                     first ---------------------------------------
+
+        halves            feature    0  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15
+                          pair       0  1  2  3  4  5  6  7  0  1  2  3  4  5  6  7
+                          thread     0  0  0  0  1  1  1  1  0  0  0  0  1  1  1  1
+                                     first ---------------  second ---------------
+
     Adjacent pairs have one address for each feature in ``first``, ``[tokens, heads, 2 * pairs]``: one wide access moves
     both members, and the threads separate them in registers. ``second`` then stands for nothing. Otherwise ``first``
     and ``second`` are ``[tokens, heads, pairs]``.

@@ -18,6 +18,12 @@ from torch import Tensor
 
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 
+OF_ANY_STRIDE = {
+    "positions", "slots", "q_scale", "k_scale", "v_scale", "k_scale_cache", "v_scale_cache", "scales", "weights",
+    "weights_out",
+}  # fmt: skip
+"""The tensors that have a stride for every axis. The last axis of all others is adjacent in a kernel."""
+
 
 def addresses_of(tensors: Sequence[Tensor | None]) -> tuple[int, ...]:
     """The addresses of tensors, and 0 for a tensor that a call lacks."""

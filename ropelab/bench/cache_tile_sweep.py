@@ -14,6 +14,7 @@ from ropelab.bench.cache_operations import EPS, CacheOperation, LatentCache, Nor
 from ropelab.bench.operation import sweep
 from ropelab.kernels import Norm, Rotation, paged_cache_triton
 from ropelab.kernels.paged_cache_triton import CacheTile
+from ropelab.kernels.run import run
 from ropelab.kernels.tensors import CacheTensors
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS
 from ropelab.layout.pairing import LAYOUTS
@@ -75,7 +76,7 @@ def _sweep(case: CacheOperation, device: torch.device | str, rounds: int) -> pd.
     norm = Norm(EPS) if isinstance(case, NormAndCache) and case.norm else None
 
     def write(tile: CacheTile, call: Tensors) -> None:
-        paged_cache_triton.write(tensors(call), rotation, norm, tile=tile)
+        run(paged_cache_triton.plan_write, tensors(call), rotation, norm, tile)
 
     chosen = paged_cache_triton.tile_for(tensors(sets[0]), rotation)
     copied = [case.to_copy(call) for call in sets]

@@ -13,6 +13,7 @@ from ropelab.bench import cells
 from ropelab.bench.latent_attention import Latent
 from ropelab.bench.operation import sweep
 from ropelab.kernels import Rotation, latent_triton
+from ropelab.kernels.run import run
 from ropelab.kernels.tensors import LatentGradients, LatentTensors, TailTensors
 from ropelab.kernels.tiles import Tile
 
@@ -84,7 +85,7 @@ def _calls(case: Latent, step: str, sets: Sequence[Sequence[torch.Tensor]], tile
 
     def call(given):
         made = [given[0].new_empty(1, case.tokens, h, width) for h, width in zip(heads, widths, strict=False)]
-        getattr(latent_triton, step)(_TENSORS[step](*given, *made, cos, sin, None), rotation, tile=tile)
+        run(getattr(latent_triton, f"plan_{step}"), _TENSORS[step](*given, *made, cos, sin, None), rotation, tile)
         return made
 
     return [partial(call, given) for given in sets]

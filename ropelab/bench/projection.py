@@ -21,6 +21,7 @@ from ropelab.bench.peers import quack
 from ropelab.bench.projection_law import Product
 from ropelab.call import operation, projection
 from ropelab.kernels import Rotation, backend
+from ropelab.kernels import run as running
 from ropelab.kernels.tensors import ProjectionTensors
 
 ALONE, OURS = "cuBLAS", "cuBLAS and ropelab in place"
@@ -189,7 +190,7 @@ def alone(tensors: Tensors, x: torch.Tensor, weight: torch.Tensor) -> torch.Tens
     given = ProjectionTensors(None, None, x, weight, None, None, None, None, made, *angles)
     if not kernels.serves(given, rotation):
         raise RuntimeError("the kernel cannot serve the product")
-    kernels.project(given, rotation, 0, 0)
+    running.run(kernels.plan_project, given, rotation, 0, 0)
     return made.view(len(x), -1)
 
 

@@ -68,16 +68,18 @@ def reached(kernels: Iterable[str], read: code_hash.Read = _SOURCES) -> dict[str
 def changed(
     kernels: Mapping[str, str], same_code: Mapping[str, Iterable[str]], read: code_hash.Read = _SOURCES
 ) -> list[str]:
-    """The names whose code is another one in the sources that ``read`` gives, or is not there.
+    """The names whose code is another one in the sources that ``read`` gives, or is not there; or else those that the
+    kernels reach since.
 
     Args:
         kernels: as `reached` returns them.
-        same_code: name -> hashes of code from which the compiler makes one machine code. They say nothing of a name
-            whose code of today is not among them.
+        same_code: name -> hashes of code from which the compiler makes one machine code, ``""`` for code that is not
+            reached. They say nothing of a name whose code of today is not among them.
     """
     today = reached(kernels, read)
-    return [
-        name
-        for name, digest in kernels.items()
-        if today[name] != digest and not {today[name], digest} <= {*same_code.get(name, ())}
-    ]
+
+    def is_other(name: str) -> bool:
+        hashes = {kernels.get(name, ""), today[name]}
+        return len(hashes) > 1 and not hashes <= {*same_code.get(name, ())}
+
+    return [name for name in kernels if is_other(name)] or [name for name in today if is_other(name)]

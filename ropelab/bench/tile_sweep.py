@@ -12,6 +12,7 @@ from ropelab.bench.operation import sweep
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, Buffers, Workload
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.addressing import innermost
+from ropelab.kernels.run import run
 from ropelab.kernels.tensors import RotateTensors
 from ropelab.kernels.tiles import ACCESS_BYTES, PAIRS_PER_ACCESS, FlatTile, Tile, next_power_of_2, pairs_per_access
 from ropelab.layout.pairing import LAYOUTS
@@ -154,7 +155,7 @@ def _calls(shape: Workload, positions_read: bool, sets: Sequence[Buffers], tile:
 
     def rotate(inputs: list[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> list[torch.Tensor]:
         outputs = [torch.empty_like(x) for x in inputs]
-        rotate_triton.rotate(RotateTensors.of(inputs, outputs, cos, sin, positions), rotation, tile=tile)
+        run(rotate_triton.plan_rotate, RotateTensors.of(inputs, outputs, cos, sin, positions), rotation, tile)
         return outputs
 
     def views(buffers: Buffers) -> list[torch.Tensor]:

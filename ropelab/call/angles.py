@@ -1,6 +1,6 @@
 """The type of the argument that a rotation turns by: `Angles`, which are tables or frequencies.
 
-autograd, `torch.library` and the kernels take tensors alone. `Angles.tensors` are the two tensors that they get, and
+autograd, `torch.library` and the kernels take tensors alone. `Tables.tensors` are the two tensors that they get, and
 `angles_of` makes the object again from the two tensors.
 """
 
@@ -150,5 +150,5 @@ def given_tables(cos: torch.Tensor | None, sin: torch.Tensor | None) -> Tables:
 
 
 def angles_of(first: torch.Tensor, second: torch.Tensor | None) -> Angles:
-    """The angles whose `Angles.tensors` are ``first`` and ``second``."""
+    """The angles whose `Tables.tensors` are ``first`` and ``second``."""
     return Frequencies(first) if second is None else Tables(first, second)

@@ -27,7 +27,8 @@ from ropelab.call.where import SCHEMA, Options, Where, along_axes
 from ropelab.kernels import backend
 from ropelab.kernels.backends import forced_backend, why_torch
 from ropelab.kernels.rotation import MAX_BATCH, MOST_ROWS
-from ropelab.kernels.tensors import addresses_of
+from ropelab.kernels.run import run
+from ropelab.kernels.tensors import OF_ANY_STRIDE, addresses_of
 from ropelab.layout.seq_format import SEQ_AXIS, rank, to_bshd
 from ropelab.log import first_call
 
@@ -66,7 +67,7 @@ class Prepared:
         """Make a call, and return what it makes.
 
         Args:
-            cos, sin: `Angles.tensors`.
+            cos, sin: `Tables.tensors`.
             positions, offsets: as for `apply_rope`; an int is at least 0.
         """
         operation, options = self.operation, self.options
@@ -335,11 +336,16 @@ class Operation:
         first_call(kernel, viewed._asdict(), options, path if serves else "not served, so others run in its place")
         if not serves:
             return None
-        if not instead and plain:
+        if instead:
+            step = getattr(module, self.step)
+            return lambda tensors, first_position, rows: step(views(tensors), rotation, *arguments, first_position)
+        plan = getattr(module, f"plan_{self.step}")
+        if plain:
             # A launch takes addresses only, so it takes the tensors of a call as they are.
-            return getattr(module, f"plan_{self.step}")(viewed, rotation, *arguments)
-        run = getattr(module, self.step)
-        return lambda tensors, first_position, rows: run(views(tensors), rotation, *arguments, first_position)
+            return plan(viewed, rotation, *arguments)
+        return lambda tensors, first_position, rows: run(
+            plan, views(tensors), rotation, *arguments, first_position=first_position
+        )
 
 
 def check_plain(named: Iterable[tuple[str, Any]]) -> None:
@@ -354,11 +360,7 @@ def properties(tensors: Iterable[Any]) -> list:
     return [None if x is None else (type(x), x.shape, x.stride(), x.dtype, x.device, x.layout) for x in tensors]
 
 
-_OF_ANY_STRIDE = {
-    "positions", "slots", "q_scale", "k_scale", "v_scale", "k_scale_cache", "v_scale_cache", "scales", "weights",
-    "weights_out",
-}  # fmt: skip
-_IN_ANY_FORMAT = {"k_cache", "v_cache", "cos", "sin", *_OF_ANY_STRIDE}
+_IN_ANY_FORMAT = {"k_cache", "v_cache", "cos", "sin", *OF_ANY_STRIDE}
 
 
 def views_of(t: Any, options: Options) -> Any:
@@ -381,6 +383,6 @@ def views_of(t: Any, options: Options) -> Any:
 
 def _is_plain(t: Any) -> bool:
     """Whether a launch can serve the tensors as they are."""
-    fields = [(name, x) for name, x in t._asdict().items() if x is not None and name not in _OF_ANY_STRIDE]
+    fields = [(name, x) for name, x in t._asdict().items() if x is not None and name not in OF_ANY_STRIDE]
     batch = max((len(x) for name, x in fields if x.ndim == 4 and name not in _IN_ANY_FORMAT), default=1)
     return batch <= MAX_BATCH and all(x.stride(-1) == 1 for _, x in fields)

@@ -240,23 +240,28 @@ def main(commit: str) -> None:
 
 def unchanged(
     before: Mapping[str, Mapping[str, str]], today: Mapping[str, Mapping[str, str]], other: Iterable[str]
-) -> dict[str, tuple[str, str]]:
-    """The functions whose source has changed and whose machine code has not -> their hashes before and today.
+) -> dict[str, tuple[str, ...]]:
+    """The functions whose source has changed and whose machine code has not -> their hashes before, and that of today.
 
-    A kernel with other machine code makes its records old by its own hash; where that is as before, by all that it
-    reaches.
+    The hash of a function that a kernel does not reach is ``""``. A kernel with other machine code makes its records
+    old by its own hash; where that is as before, by all that it reaches.
 
     Args:
         before, today: each kernel -> the hash of each function that it reaches.
         other: the kernels with other machine code.
     """
-    old, new = ({name: digest for each in tree.values() for name, digest in each.items()} for tree in (before, today))
-    not_same = {name for kernel in other for name in ([kernel] if old[kernel] != new.get(kernel) else before[kernel])}
-    return {
-        name: (digest, new[name])
-        for name, digest in old.items()
-        if name not in not_same and new.get(name, digest) != digest
+    not_same = {
+        name
+        for kernel in other
+        for name in ([kernel] if before[kernel][kernel] != today[kernel].get(kernel) else before[kernel])
     }
+    new = {name: digest for each in today.values() for name, digest in each.items()}
+    found: dict[str, set[str]] = {}
+    for kernel, old in before.items():
+        for name in {*old, *today[kernel]} - not_same:
+            if (digest := old.get(name, "")) != new.get(name, ""):
+                found.setdefault(name, set()).add(digest)
+    return {name: (*sorted(digests), new.get(name, "")) for name, digests in sorted(found.items())}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 import ropelab
 from ropelab.kernels import INTERPRETED, projection_triton
 from ropelab.kernels.rotation import Norm, Rotation
+from ropelab.kernels.run import run
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.layout.seq_format import from_bshd
 from tests.ops.specs import OPERATORS, arguments, recorded
@@ -95,7 +96,7 @@ def products() -> int:
     for norm, free, axes in ((False, False, None), (True, True, None), (True, False, (0, 1, 2) * 20 + (0,) * 4)):
         given = tensors(tokens=41, inputs=56, norm=norm, free=free, axes=axes)
         rotation = Rotation(128, interleaved=True, out_interleaved=True, table_free=free, axes=axes)
-        projection_triton.project(given, rotation, 3, 1, Norm(1e-6) if norm else None, tile=TILE)
+        run(projection_triton.plan_project, given, rotation, 3, 1, Norm(1e-6) if norm else None, TILE)
         cases += 1
     return cases
 

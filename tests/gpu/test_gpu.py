@@ -7,6 +7,7 @@ import torch
 
 import ropelab
 from ropelab.kernels import Rotation, rotate_torch, rotate_triton
+from ropelab.kernels.run import run
 from ropelab.kernels.tensors import RotateTensors
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.layout.seq_format import DENSE_FORMATS
@@ -237,15 +238,16 @@ def test_every_tile_gives_the_same_bits(layout):
                 actual = [torch.full_like(x, float("nan")) for x in (q, k)]
                 for innermost in ("heads", "tokens", "batches"):
                     tile = Tile(block_tokens, block_heads, num_warps, innermost)
-                    rotate_triton.rotate(RotateTensors.of([q, k], actual, cos, sin), rotation, tile=tile)
+                    run(rotate_triton.plan_rotate, RotateTensors.of([q, k], actual, cos, sin), rotation, tile)
                     assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True)), tile
                 for heads_first in (False, True):
                     tile = Tile(block_tokens, block_heads, num_warps, heads_first=heads_first)
                     actual = [torch.full_like(x, float("nan")) for x in (q, k)]
-                    rotate_triton.rotate(RotateTensors.of([q, k], actual, cos, sin, positions), rotation, tile=tile)
+                    t = RotateTensors.of([q, k], actual, cos, sin, positions)
+                    run(rotate_triton.plan_rotate, t, rotation, tile)
                     assert all(torch.equal(a, e) for a, e in zip(actual, at_positions, strict=True)), tile
     flat = (FlatTile(n, warps, pairs_per_access=pairs) for n in (32, 128, 512) for warps in (1, 4) for pairs in (4, 8))
     for tile, (where, wanted) in itertools.product(flat, ((None, expected), (positions, at_positions))):
         actual = [torch.full_like(x, float("nan")) for x in (q, k)]
-        rotate_triton.rotate(RotateTensors.of([q, k], actual, cos, sin, where), rotation, tile=tile)
+        run(rotate_triton.plan_rotate, RotateTensors.of([q, k], actual, cos, sin, where), rotation, tile)
         assert all(torch.equal(a, e) for a, e in zip(actual, wanted, strict=True)), tile

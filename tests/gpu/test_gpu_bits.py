@@ -14,6 +14,7 @@ if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from ropelab.kernels import qk_norm_triton, rotate_triton
+from ropelab.kernels.run import run
 from ropelab.kernels.tensors import NormTensors, RotateTensors
 from ropelab.kernels.tiles import FlatTile, Tile, candidates
 
@@ -50,7 +51,7 @@ def test_rotation_with_every_tile(q_heads, k_heads, head_dim, positions, layout)
     for tile, shift in itertools.product(tiles, (0, 1)):
         inputs = [drawn(heads, head_dim, shift) for heads in (q_heads, k_heads)]
         outs = [torch.empty_like(x) for x in xs]
-        rotate_triton.rotate(RotateTensors.of(inputs, outs, cos, sin, where), rotation, tile=tile)
+        run(rotate_triton.plan_rotate, RotateTensors.of(inputs, outs, cos, sin, where), rotation, tile)
         assert all(torch.equal(y.cpu(), e) for y, e in zip(outs, expected, strict=True)), (tile, shift)
 
 
@@ -66,7 +67,7 @@ def test_norm_with_every_tile(head_dim, layout):
         xs = [drawn(heads, head_dim, shift)[:, tokens] for heads in (12, 2)]
         outs = [torch.full_like(x, 9) for x in xs]
         rows = [table[tokens] for table in (cos, sin)]
-        qk_norm_triton.forward(NormTensors(*xs, *weights, *outs, *rows, None), rotation, 1e-6, tile=tile)
+        run(qk_norm_triton.plan_forward, NormTensors(*xs, *weights, *outs, *rows, None), rotation, 1e-6, tile)
         return outs
 
     expected = results(None)

@@ -9,6 +9,7 @@ from ropelab.kernels import Rotation, block_scales_triton
 from ropelab.kernels.block_scales import Blocks
 from ropelab.kernels.block_scales_torch import power_of_two, rows_of_cache
 from ropelab.kernels.block_scales_triton import ScalesTile
+from ropelab.kernels.run import run
 from ropelab.kernels.tensors import QuantizeTensors
 
 pytestmark = pytest.mark.gpu
@@ -61,10 +62,11 @@ def test_the_bits_do_not_depend_on_the_tile(tile):
     expected = case.ours(call)
     cos, sin = call["table"].chunk(2, -1)
     out, scales = torch.empty_like(expected[0]), torch.empty_like(expected[1])
-    block_scales_triton.quantize(
+    run(
+        block_scales_triton.plan_quantize,
         QuantizeTensors(out[None], scales, None, call["x"][None], None, cos, sin, call["positions"][None]),
         Rotation(ROTARY_DIM, 448, interleaved=True, out_interleaved=True, transpose=True),
-        Blocks(128, 1e-10, False), 1.0, tile=tile,
+        Blocks(128, 1e-10, False), 1.0, tile,
     )  # fmt: skip
     assert torch.equal(in_bytes(out), in_bytes(expected[0])) and torch.equal(scales, expected[1])
 

@@ -15,6 +15,7 @@ from ropelab.bench.launches import kernel_names, peak_bytes
 from ropelab.bench.peers import megatron
 from ropelab.interop import megatron as interop
 from ropelab.kernels import Rotation, latent_triton
+from ropelab.kernels.run import run
 from ropelab.kernels.tensors import LatentGradients
 from ropelab.kernels.tiles import Tile
 from ropelab.layout import pairing
@@ -56,10 +57,11 @@ def test_the_bits_do_not_depend_on_the_tile_and_the_batch():
     found = []
     for tile in (None, Tile(1, 4, 2), Tile(4, 8, 4), Tile(2, 2, 1), Tile(8, 1, 8, "tokens")):
         grads = [key_grad.new_full((3, 64, *size), torch.nan) for size in ((40, 256), (1, 64))]
-        latent_triton.backward(LatentGradients(key_grad, value_grad, *grads, cos, sin, None), rotation, tile=tile)
+        run(latent_triton.plan_backward, LatentGradients(key_grad, value_grad, *grads, cos, sin, None), rotation, tile)
         found.append(grads)
     alone = [key_grad.new_full((1, 64, *size), torch.nan) for size in ((40, 256), (1, 64))]
-    latent_triton.backward(LatentGradients(key_grad[1:2], value_grad[1:2], *alone, cos, sin, None), rotation)
+    t = LatentGradients(key_grad[1:2], value_grad[1:2], *alone, cos, sin, None)
+    run(latent_triton.plan_backward, t, rotation)
     assert all(torch.equal(x, y) for one in found for x, y in zip(one, found[0], strict=True))
     assert all(torch.equal(x, y[1:2]) for x, y in zip(alone, found[0], strict=True))
 

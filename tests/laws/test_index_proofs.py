@@ -39,7 +39,7 @@ PLANTED = [
     (place_triton._terms, "tokens.first.to(tl.int64) * strides[1]", "tokens.first * strides[1]", "offsets"),
     (addressing._max_tile_offset, "2 * x.shape[2] * x.stride(2)", "x.stride(2)", "offsets"),
     (place_triton.cached_at, "slot >= 0", "slot > 0", "slots"),
-    (place_triton.cached_at, "block < blocks", "block <= blocks", "slots"),
+    (place_triton.cached_at, "page < pages", "page <= pages", "slots"),
     (place_triton.cached_at, "exists &= slot < 2**31", "exists &= slot < 2**32", "slots"),
     (rotate_triton._flat_rows, "place = place % C.ACCESSES_PER_LINE", "place = place % (C.ACCESSES_PER_LINE + 1)", "flat"),
     (rotate_triton._flat_rows, "place // C.PER_HEAD", "(place + 1) // C.PER_HEAD", "flat"),

@@ -1,10 +1,13 @@
 """A token reads the right row of the right table, and the right features rotate: by the definition and by laws."""
 
+from functools import partial
+
 import pytest
 import torch
 
 import ropelab
-from ropelab.kernels import NO_POSITION, Rotation, addressing, backend, rotate_torch, rotate_triton
+from ropelab.kernels import NO_POSITION, Rotation, addressing, rotate_torch, rotate_triton
+from ropelab.kernels.run import readable, run
 from ropelab.kernels.tensors import RotateTensors
 from ropelab.kernels.tiles import Tile
 from ropelab.layout.pairing import LAYOUTS
@@ -15,6 +18,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 formats = pytest.mark.parametrize("seq_format", SEQ_FORMATS)
 
 ROWS = 23
+STEPS = rotate_torch.rotate, partial(run, rotate_triton.plan_rotate)
 
 
 def inputs(device, seq_format="bshd", *, batch=3, seq_len=5, rotary_dim=12, dtype=torch.float32):
@@ -55,9 +59,9 @@ def test_a_position_without_a_row_is_never_looked_up(position, dtype):
     positions = torch.tensor([[0, position, 1, 2, position]], dtype=dtype, device=device).expand(3, -1)
     around = [torch.full((3 * ROWS, 6), 7.0, device=device) for _ in range(2)]
     tables = [big[ROWS : 2 * ROWS].copy_(t) for big, t in zip(around, (cos, sin), strict=True)]
-    for module in (rotate_torch, backend("rotate", q)):
+    for rotate in STEPS:
         y = torch.empty_like(q)
-        module.rotate(RotateTensors.of([q], [y], *tables, positions), Rotation(12))
+        rotate(RotateTensors.of([q], [y], *tables, positions), Rotation(12))
         assert y[:, [1, 4], :, :12].isnan().all()
         assert not y[:, [0, 2, 3]].isnan().any() and torch.equal(y[..., 12:], q[..., 12:])
 
@@ -74,11 +78,11 @@ def test_offsets_near_the_end_of_int32(dtype):
     # The tokens without a row of the table; and the tokens beyond int32 or at INVALID_POSITION.
     beyond = [[True] * 4, [True] * 4, [False] * 4, *[[True] * 4] * 3][: len(starts)]
     no_int32 = [[False, False, True, True], [True, False, False, False], [False] * 4, *[[True] * 4] * 3][: len(starts)]
-    for module in (rotate_torch, backend("rotate", q)):
+    for rotate in STEPS:
         for tables, table_free, nan in (((cos, sin), False, beyond), ((frequencies, frequencies), True, no_int32)):
             y = torch.empty_like(q)
             rotation = Rotation(16, offsets=True, table_free=table_free)
-            module.rotate(RotateTensors.of([q], [y], *tables, offsets), rotation)
+            rotate(RotateTensors.of([q], [y], *tables, offsets), rotation)
             assert y.isnan().all(-1).squeeze(-1).tolist() == nan and y.isnan().any(-1).squeeze(-1).tolist() == nan
 
 
@@ -142,7 +146,7 @@ def test_rows_of_the_tables_may_change_between_calls(device):
     ],
 )
 def test_what_an_expanded_tensor_repeats_is_not_copied(x, copied):
-    y = addressing.readable(x)
+    y = readable(x)
     assert torch.equal(y, x) and y.shape == x.shape
     if copied is None:
         assert y is x
@@ -211,5 +215,6 @@ def test_whole_heads_of_a_token_without_a_position_are_zeros():
     q, _, cos, sin = inputs(device)
     positions = torch.tensor([[0, NO_POSITION, 1, 2, NO_POSITION]], device=device).expand(3, -1)
     y = torch.empty_like(q)
-    rotate_triton.rotate(RotateTensors.of([q], [y], cos, sin, positions), Rotation(12, first=2), tile=Tile(1, 4, 1))
+    t = RotateTensors.of([q], [y], cos, sin, positions)
+    run(rotate_triton.plan_rotate, t, Rotation(12, first=2), Tile(1, 4, 1))
     assert not y[:, [1, 4]].any() and torch.equal(y[:, [0, 2, 3], :, :2], q[:, [0, 2, 3], :, :2])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ropelab.kernels import HAS_TRITON, INTERPRETED, NO_POSITION, Rotation, rotate_torch
+from ropelab.kernels.run import run
 from ropelab.kernels.tensors import RotateTensors
 
 if not HAS_TRITON:
@@ -53,7 +54,8 @@ def test_gives_the_bits_of_torch(heads, order, interleaved):
         rotate_torch.rotate(RotateTensors.of(xs, expected, cos, sin, where), rotation, first_position)
         inputs = [x.clone() for x in xs]
         outs = inputs if in_place else [torch.full_like(x, 9) for x in xs]
-        rotate_triton.rotate(RotateTensors.of(inputs, outs, cos, sin, where), rotation, first_position, tile=tile)
+        t = RotateTensors.of(inputs, outs, cos, sin, where)
+        run(rotate_triton.plan_rotate, t, rotation, tile, first_position=first_position)
         for actual, wanted in zip(outs, expected, strict=True):
             torch.testing.assert_close(actual, wanted, rtol=0, atol=0, equal_nan=True)
 
@@ -65,7 +67,7 @@ def test_tables_of_full_width_and_of_each_batch(interleaved):
     rotation = Rotation(48, interleaved=interleaved, out_interleaved=interleaved, full_width=True)
     expected, actual = ([torch.full_like(x, 9) for x in xs] for _ in range(2))
     rotate_torch.rotate(RotateTensors.of(xs, expected, cos, sin), rotation)
-    rotate_triton.rotate(RotateTensors.of(xs, actual, cos, sin), rotation, tile=FlatTile(32, 1))
+    run(rotate_triton.plan_rotate, RotateTensors.of(xs, actual, cos, sin), rotation, FlatTile(32, 1))
     assert all(map(torch.equal, actual, expected))
 
 
@@ -79,7 +81,7 @@ def test_results_in_the_other_layout(interleaved, positions):
     where = torch.tensor([[0, 4, NO_POSITION], [-2, 9, 1]], dtype=torch.int32, device=DEVICE) if positions else None
     expected, actual = ([torch.full_like(x, 9) for x in xs] for _ in range(2))
     rotate_torch.rotate(RotateTensors.of(xs, expected, cos, sin, where), rotation)
-    rotate_triton.rotate(RotateTensors.of(xs, actual, cos, sin, where), rotation, tile=FlatTile(32, 1))
+    run(rotate_triton.plan_rotate, RotateTensors.of(xs, actual, cos, sin, where), rotation, FlatTile(32, 1))
     for y, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
 

@@ -12,6 +12,7 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.angles.rope_parameters import Rope
 from ropelab.arguments import POSITION_DTYPES
 from ropelab.kernels import Rotation, rotate_torch, rotate_triton, tiles
+from ropelab.kernels.run import run
 from ropelab.kernels.tensors import RotateTensors
 from ropelab.layout.pairing import LAYOUTS, join
 from ropelab.layout.seq_format import SEQ_AXIS, SEQ_FORMATS
@@ -139,7 +140,10 @@ def test_a_position_without_a_row_makes_nan_of_the_pairs_of_its_axis(device, hea
     positions[axes[0], 0, 2] = missing
     rotation = Rotation(2 * len(axes), axes=axes)
     tensors = RotateTensors.of((q,), (torch.empty_like(q),), *tables.values(), positions.movedim(0, -1))
-    (rotate_triton if ropelab.kernels.uses_triton(q) else rotate_torch).rotate(tensors, rotation)
+    if ropelab.kernels.uses_triton(q):
+        run(rotate_triton.plan_rotate, tensors, rotation)
+    else:
+        rotate_torch.rotate(tensors, rotation)
     plane = torch.tensor([a == axes[0] for a in axes], device=device)
     expected = torch.zeros_like(q, dtype=torch.bool)
     expected[0, 2, :, : 2 * len(axes)] = torch.cat((plane, plane))
@@ -158,7 +162,7 @@ def test_every_tile_gives_the_same_bits(name):
     shared = [replace(tile, shares_columns=True) for tile in found if tiles.can_share(work, tile)]
     assert shared
     for tile in found + shared:
-        rotate_triton.rotate(call, rotation, tile=tile)
+        run(rotate_triton.plan_rotate, call, rotation, tile)
         outs.append((call.q_out.clone(), call.k_out.clone()))
     for found in outs[1:]:
         assert all(torch.equal(f, e) for f, e in zip(found, outs[0], strict=True))

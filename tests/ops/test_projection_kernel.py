@@ -1,5 +1,6 @@
 """The product that rotates: its results are those of torch up to their roundings, and its code has no waits."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import ropelab
 from ropelab.call.angles import given_angles
 from ropelab.kernels import HAS_TRITON, INTERPRETED, NO_POSITION, Rotation, projection_torch
 from ropelab.kernels.rotation import Norm
+from ropelab.kernels.run import run
 from ropelab.kernels.tensors import ProjectionTensors
 
 if not HAS_TRITON:
@@ -18,6 +20,7 @@ from ropelab.kernels import projection_triton
 from ropelab.kernels.projection_triton import ProjectionTile
 
 TILE = ProjectionTile(32, 256, 32) if INTERPRETED else ProjectionTile()
+plan = partial(projection_triton.plan_project, tile=TILE)
 DEVICE, DTYPE = ("cpu", torch.float16) if INTERPRETED else ("cuda", torch.bfloat16)
 
 
@@ -83,7 +86,7 @@ def test_the_kernel_computes_what_torch_computes(name):
     norm, first = Norm(1e-6) if options.get("norm") else None, 5
     made = [given._replace(qkv=given.qkv.clone()) for _ in range(2)]
     projection_torch.project(made[0], rotation, q_heads, k_heads, norm, first)
-    projection_triton.project(made[1], rotation, q_heads, k_heads, norm, first, tile=TILE)
+    run(plan, made[1], rotation, q_heads, k_heads, norm, first_position=first)
     right, found = (t.qkv.flatten(2).float() for t in made)
     sums = given.x.abs().float() @ given.weight.abs().float().T * 2.0**-20
     largest = right.nan_to_num().unflatten(-1, (-1, head_dim)).abs().amax(-1, keepdim=True).expand(
@@ -129,7 +132,7 @@ def test_k_and_v_in_slots_are_those_of_the_product(head_dim, q_heads, k_heads, n
     slots = torch.randperm(80, device=DEVICE)[:66].to(torch.int32 if norm else torch.int64)
     slots[[5, 40]] = torch.tensor([-1, 80], dtype=slots.dtype, device=DEVICE)
     rotation, eps = Rotation(head_dim, interleaved=True, out_interleaved=True), Norm(1e-6) if norm else None
-    projection_triton.project(given, rotation, q_heads, k_heads, eps, tile=TILE)
+    run(plan, given, rotation, q_heads, k_heads, eps)
     q, *kv = given.qkv[0].split((q_heads, k_heads, k_heads), 1)
     # keys in the order [blocks, heads, slots, features], and values between other tensors
     caches = [
@@ -141,12 +144,12 @@ def test_k_and_v_in_slots_are_those_of_the_product(head_dim, q_heads, k_heads, n
         for token, slot in enumerate(slots.tolist()):
             if 0 <= slot < 80:
                 cache[slot // 16, slot % 16] = x[token]
-    for kernels, options in ((projection_triton, {"tile": TILE}), (projection_torch, {})):
+    for kernels, project in ((projection_triton, partial(run, plan)), (projection_torch, projection_torch.project)):
         made = [cache.clone() for cache in caches]
         q_only = torch.full((1, 70, q_heads, head_dim), torch.nan, device=DEVICE, dtype=DTYPE)
         into = given._replace(qkv=q_only, k_cache=made[0], v_cache=made[1], slots=slots)
         assert kernels.serves(into, rotation)
-        kernels.project(into, rotation, q_heads, k_heads, eps, **options)
+        project(into, rotation, q_heads, k_heads, eps)
         if kernels is projection_triton:  # the same kernel gives the same bits
             pairs = [(q_only.view_as(q), q), *zip(made, expected, strict=True)]
             assert all(torch.equal(x.nan_to_num(nan=99), y.nan_to_num(nan=99)) for x, y in pairs)

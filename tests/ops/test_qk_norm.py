@@ -9,6 +9,7 @@ import torch
 import ropelab
 from ropelab import reference
 from ropelab.kernels import INTERPRETED, Rotation, qk_norm_triton
+from ropelab.kernels.run import run
 from ropelab.kernels.tensors import NormTensors
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.qk_norm import apply_qk_norm_rope
@@ -153,7 +154,7 @@ def test_kernel_writes_nan_for_a_position_without_a_row():
     cos, sin = ropelab.rotary_table(4, 8, device=device)
     positions = torch.tensor([[2, 4, -(2**31) + 1]], device=device)
     outs = [torch.empty_like(x) for x in xs]
-    qk_norm_triton.forward(NormTensors(*xs, *weights, *outs, cos, sin, positions), Rotation(8), 1e-6)
+    run(qk_norm_triton.plan_forward, NormTensors(*xs, *weights, *outs, cos, sin, positions), Rotation(8), 1e-6)
     for x, w, y in zip(xs, weights, outs, strict=True):
         assert y[:, 1:, :, :8].isnan().all() and y[:, :1].isfinite().all()
         passed = definition(x, w, eps=1e-6, cos=cos, sin=sin)[..., 8:]

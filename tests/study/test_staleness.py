@@ -74,6 +74,16 @@ def test_code_that_compiles_to_the_same_machine_code_is_no_change():
     assert reached.changed(before, since) == [ROTATE]
     gone = noted | {"stages_triton.gone": "0" * 16}
     assert reached.changed(gone, {"stages_triton.gone": ["0" * 16]}) == ["stages_triton.gone"]
+    assert reached.changed(gone, {"stages_triton.gone": ["0" * 16, ""]}) == []
+
+
+def test_a_record_notices_code_that_its_kernels_reach_since():
+    """A function that was moved into another one is not in the record; a later edit of it makes the record old."""
+    name = "stages_triton.turn"
+    noted = reached.reached([ROTATE])
+    before = {each: digest for each, digest in noted.items() if each != name}
+    assert reached.changed(before, {}) == [name] and reached.changed(before, {name: ["", noted[name]]}) == []
+    assert reached.changed(before, {name: ["", "1" * 16]}) == [name]
 
 
 def test_a_kernel_with_other_machine_code_makes_no_record_of_another_kernel_old():
@@ -82,6 +92,9 @@ def test_a_kernel_with_other_machine_code_makes_no_record_of_another_kernel_old(
     assert same_code.unchanged(before, today, []) == {"a.both": ("2", "22"), "a.other": ("3", "33")}
     assert same_code.unchanged(before, today, ["a.other"]) == {"a.both": ("2", "22")}
     assert same_code.unchanged(before, today, ["a.one"]) == {"a.other": ("3", "33")}
+    moved = {"a.one": {"a.one": "11", "a.part": "4"}, "a.other": before["a.other"] | {"a.part": "4"}}
+    assert same_code.unchanged(before, moved, []) == {"a.one": ("1", "11"), "a.part": ("", "4")}
+    assert same_code.unchanged(before, moved, ["a.one"]) == {"a.part": ("", "4")}
 
 
 def test_a_record_is_old_by_its_kernels_its_peers_and_its_protocol():

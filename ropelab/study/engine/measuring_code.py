@@ -13,7 +13,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 
 from ropelab.bench import code_hash, staleness, whole_file
@@ -63,15 +63,16 @@ def write(*names: str) -> None:
     _write("protocol", {name: f'{{ number = {number}, code = "{today[name]}" }}' for name, number in numbers.items()})
 
 
-def add_same_code(hashes: Mapping[str, tuple[str, str]]) -> None:
-    """Add functions whose machine code is as before -> their hashes before and today; `tests.compile.same_code`.
+def add_same_code(hashes: Mapping[str, Sequence[str]]) -> None:
+    """Add functions with the same machine code -> their hashes before, and that of today; `tests.compile.same_code`.
 
     Where today's code had other machine code than the hashes that are listed, those go.
     """
     lines = {}
-    for name, (before, today) in hashes.items():
+    for name, (*before, today) in hashes.items():
         known = staleness.protocols()["same_code"].get(name, [])
-        lines[f'"{name}"'] = json.dumps([*dict.fromkeys((*(known if before in known else [before]), today))])
+        same = known if {*before, today} & {*known} else []
+        lines[f'"{name}"'] = json.dumps([*dict.fromkeys((*same, *before, today))])
     _write("same_code", lines)
 
 

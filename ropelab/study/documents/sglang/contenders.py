@@ -15,6 +15,7 @@ from ropelab.bench.peers import Peer, Rotate, flashinfer, sglang_kernel, vllm
 from ropelab.bench.workloads import Workload
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_triton
+from ropelab.kernels.run import run
 from ropelab.kernels.tensors import RotateTensors
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
 from ropelab.layout import pairing
@@ -60,7 +61,7 @@ def _ours_with_tile(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *,
 
     def rotate(q, k):
         xs = [q[None], k[None]]
-        rotate_triton.rotate(RotateTensors.of(xs, xs, cos, sin), rotation, tile=tile)
+        run(rotate_triton.plan_rotate, RotateTensors.of(xs, xs, cos, sin), rotation, tile)
 
     return in_place(rotate)
 

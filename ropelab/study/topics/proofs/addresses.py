@@ -79,7 +79,7 @@ def _cached(m: Machine, page: int, narrow: bool) -> Any:
     strides = [m.integer(f"stride_{axis}", 0, 2**62, width=64) for axis in range(3)]
     slot, head = m.integer("slot", -(2**63), 2**63, width=64), m.integer("head", 0, heads)
     C = SimpleNamespace(NARROW_SLOTS=narrow, PAGE=page)
-    at, inside = m.call(place_triton.cached_at, (m.number(0), strides), slot, blocks, head, 1, C)
+    at, inside = m.call(place_triton.cached_at, (m.number(0), strides), place_triton.InCache(slot, blocks), head, 1, C)
     terms = (slot.value / page, blocks, strides[0]), (slot.value % page, page, strides[1]), (head, heads, strides[2])
     terms = [tuple(m.number(x).value for x in term) for term in terms]
     m.assumptions.append(z3.Sum(*((size - 1) * stride for _, size, stride in terms)) < 2**63)

@@ -168,7 +168,7 @@ def _kinds() -> Iterator[tuple[Any, SimpleNamespace]]:
         t = CacheTensors(**(dict.fromkeys(CacheTensors._fields) | known))
         rotation = Rotation(head_dim)
         tile = paged_cache_triton.tile_for(t, rotation)
-        block_tokens, _, kinds = paged_cache_triton._kinds(t, rotation, tile)
+        block_tokens, kinds = paged_cache_triton._kinds(t, rotation, tile)
         for kind in kinds.values():
             if kind.PROGRAMS:
                 yield kind, SimpleNamespace(BLOCK_ROWS=tile.block_rows, BLOCK_TOKENS=block_tokens)
@@ -176,7 +176,7 @@ def _kinds() -> Iterator[tuple[Any, SimpleNamespace]]:
 
 def _rows(m: Machine, K: Any, C: SimpleNamespace, step: int, given: str) -> Any:
     """A row of a pass is a head of a token of the block, and each head of each token is one row of one pass."""
-    rows = K.HEADS * K.PIECES
+    rows = K.HEADS * K.PARTS
     seq_len, first = m.integer("seq_len", 1, 2**30), m.integer("first", 0, 2**30)
     part = m.integer("part", 0, K.PROGRAMS)
     block = cache_rows_triton.Block(0, first, seq_len, part)
@@ -208,7 +208,7 @@ def _rows(m: Machine, K: Any, C: SimpleNamespace, step: int, given: str) -> Any:
 def _row_claims() -> Iterator[Claim]:
     seen = set()
     for kind, choices in _kinds():
-        known = (kind.HEADS * kind.PIECES, kind.TOKENS, kind.PASSES, kind.PROGRAMS, *vars(choices).values())
+        known = (kind.HEADS * kind.PARTS, kind.TOKENS, kind.PASSES, kind.PROGRAMS, *vars(choices).values())
         if known not in seen:
             seen.add(known)
             for step, given in product(range(kind.PASSES), ("head", "row")):
