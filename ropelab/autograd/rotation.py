@@ -113,7 +113,7 @@ def _overwrite_by_copy(q, k, where: Where):
 
 
 class _Rotation(torch.autograd.Function):
-    """``y = R x``, and its vector-Jacobian product ``dx = R^T dy``. ``cos`` and ``sin`` are `Angles.tensors`."""
+    """``y = R x``, and its vector-Jacobian product ``dx = R^T dy``. ``cos`` and ``sin`` are `Tables.tensors`."""
 
     # q comes first: autograd takes the first input of an in-place function to be the view whose history it rewrites.
     @staticmethod

@@ -11,7 +11,7 @@ def say(level: str, message: str, logger: str = "vllm.ropelab", **more) -> None:
     Args:
         level: "info" or "warning".
         logger: a name below the server's own logger, whose handlers then print the message.
-        more: as for `logging.Logger.log`.
+        more: as for ``logging.Logger.log``.
     """
     if message not in _said:
         _said.add(message)

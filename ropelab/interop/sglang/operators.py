@@ -111,7 +111,7 @@ def apply_rope_with_cos_sin_cache_inplace(
         TypeError, ValueError: as `rotary_embedding_cos_sin`; or a position in CPU memory has no row. On a GPU a
             position without a row yields NaN.
 
-    Source: `vllm._custom_ops.rotary_embedding`, `sgl_kernel` and `flashinfer.rope`, which share these arguments.
+    Source: ``vllm._custom_ops.rotary_embedding``, ``sgl_kernel`` and ``flashinfer.rope``, which share these arguments.
     """
     check_tensor("positions", tensor("positions", positions), (1, 2), "[T] or [B, S]", POSITION_DTYPES)
     if axes is not None:
