@@ -36,7 +36,7 @@ _FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 
 def cache_bytes() -> int:
     """The size of the L2 cache of the current GPU, in bytes."""
-    if any(each.few_sets for each in _replaced):
+    if any(few_sets for _, few_sets in _replaced):
         return 1
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
@@ -71,7 +71,7 @@ def gpu_times(
         q80_us (microseconds per call), and samples.
     """
     if _replaced:
-        return _replaced[-1].times(contenders)
+        return _replaced[-1][0](contenders)
     stream, memory = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
     graphs: dict[str, _Graph] = {}
     status = dict.fromkeys(contenders, "ok")
@@ -207,7 +207,7 @@ def host_times(
         The columns of `gpu_times`, in microseconds of host time per call.
     """
     if _replaced:
-        return _replaced[-1].times(contenders)
+        return _replaced[-1][0](contenders)
     calls: dict[str, Call] = {}
     status = dict.fromkeys(contenders, "ok")
     for name, prepare in contenders.items():
@@ -239,28 +239,18 @@ def host_times(
 Instead = Callable[[Mapping[str, Callable[[], Sequence[Call] | Call]]], pd.DataFrame]
 
 
-@dataclass(frozen=True)
-class _Replaced:
-    """What takes the place of the clock: the times of contenders, and whether sets of buffers are as few as can be."""
-
-    times: Instead
-    few_sets: bool
-    stopped: bool
-
-
-_replaced: list[_Replaced] = []
-"""The contexts that are active, the innermost last."""
+_replaced: list[tuple[Instead, bool]] = []
+"""What the contexts of `instead` were given, the innermost last."""
 
 
 @contextmanager
-def instead(times: Instead, *, few_sets: bool = True, stopped: bool = False) -> Iterator[None]:
+def instead(times: Instead, *, few_sets: bool = True) -> Iterator[None]:
     """Within the context `gpu_times` and `host_times` time nothing, and return what ``times`` makes of the contenders.
 
     Args:
         few_sets: `cache_bytes` returns 1, so workloads have few sets of buffers.
-        stopped: what `is_stopped` says.
     """
-    _replaced.append(_Replaced(times, few_sets, stopped))
+    _replaced.append((times, few_sets))
     try:
         yield
     finally:
@@ -269,12 +259,12 @@ def instead(times: Instead, *, few_sets: bool = True, stopped: bool = False) -> 
 
 def stopped() -> AbstractContextManager[None]:
     """Within the context nothing is timed: one call of every contender is made, and 1 us reported."""
-    return instead(_called, stopped=True)
+    return instead(_called)
 
 
 def is_stopped() -> bool:
     """Whether `stopped` is active: calls then only compile, so a study may leave out everything else."""
-    return any(each.stopped for each in _replaced)
+    return any(times is _called for times, _ in _replaced)
 
 
 def refused() -> AbstractContextManager[None]:
