@@ -277,11 +277,11 @@ def _compare(case: Projection, find: Callable, device: torch.device | str, round
     functions, status = find(tensors)
     small = Tensors(case.checked, device, seed=1)
     for name, run in find(small)[0].items():
-        outcome = "ok" if name in (ALONE, PRODUCT, QUACK_ALONE, "compiled product") else _outcome(small, run)
-        if outcome != "ok":
-            status[name] = outcome
+        found = "ok" if name in (ALONE, PRODUCT, QUACK_ALONE, "compiled product") else outcome(small, run)
+        if found != "ok":
+            status[name] = found
     right = {name: run for name, run in functions.items() if name not in status}
-    timed = {name: partial(_calls, run, tensors.sets) for name, run in right.items()}
+    timed = {name: partial(calls, run, tensors.sets) for name, run in right.items()}
     moved = [[torch.empty(case.pass_bytes // 4, dtype=torch.bfloat16, device=device)] for _ in tensors.sets]
     frame = timing.gpu_times(timed | copies.contenders(moved), rounds=rounds)
     frame = tidy(fastest_copy_alone(frame), case.columns, status)
@@ -294,12 +294,14 @@ def _compare(case: Projection, find: Callable, device: torch.device | str, round
     )
 
 
-def _outcome(tensors: Tensors, run: Run) -> str:
+def outcome(tensors: Tensors, run: Run) -> str:
+    """The status of a contender: that of its check, or why it raised."""
     try:
         return tensors.check(run)
     except Exception as error:  # the status records the error
         return timing.failure(error)
 
 
-def _calls(run: Run, sets: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Callable[[], object]]:
+def calls(run: Run, sets: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[timing.Call]:
+    """One call for each set."""
     return [partial(run, *tensors) for tensors in sets]

@@ -7,17 +7,16 @@ graphs; and `qkv_rope` beside a linear layer and the pass, in eager calls.
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import pandas as pd
 import torch
 
 from ropelab import apply_qk_norm_rope, apply_rope
-from ropelab.bench import timing
-from ropelab.bench.cells import progress
+from ropelab.bench import cells, timing
 from ropelab.bench.compare import tidy
-from ropelab.bench.projection import ALONE, KERNEL, OURS, PRODUCT, Projection, Tensors, alone, on_path
+from ropelab.bench.projection import ALONE, KERNEL, OURS, PRODUCT, Projection, Tensors, alone, calls, on_path, outcome
 from ropelab.call.projection import Heads
 from ropelab.layout.pairing import LAYOUTS
 
@@ -58,10 +57,11 @@ def sizes(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.Dat
         median_us, q20_us, q80_us, samples.
     """
     cases = [(seed, case) for seed in DRAWS for case in drawn(seed, 1 if smoke else COUNT)]
-    described = progress(cases, lambda pair: f"{pair[1].tokens} x {pair[1].inputs} x {pair[1].outputs}")
     with torch.no_grad():
-        frames = [_compare(seed, case, device, 3 if smoke else 15) for seed, case in described]
-    return pd.concat(frames, ignore_index=True)
+        return cells.table(
+            cases, lambda pair: _compare(*pair, device, 3 if smoke else 15),
+            lambda pair: f"{pair[1].tokens} x {pair[1].inputs} x {pair[1].outputs}",
+        )  # fmt: skip
 
 
 def _compare(seed: int, case: Projection, device: torch.device | str, rounds: int) -> pd.DataFrame:
@@ -69,17 +69,13 @@ def _compare(seed: int, case: Projection, device: torch.device | str, rounds: in
     runs = {ALONE: torch.nn.functional.linear, OURS: on_path(tensors, "pass"), KERNEL: on_path(tensors, "product")}
     small = Tensors(case.checked, device, seed=1)
     for name, path in ((OURS, "pass"), (KERNEL, "product")):
-        try:
-            outcome = small.check(on_path(small, path))
-        except Exception as error:  # the status records the error
-            outcome = timing.failure(error)
-        if outcome != "ok":
-            status[name] = outcome
+        if (found := outcome(small, on_path(small, path))) != "ok":
+            status[name] = found
     timed: dict[str, Callable] = {
-        name: partial(_calls, run, tensors.sets) for name, run in runs.items() if name not in status
+        name: partial(calls, run, tensors.sets) for name, run in runs.items() if name not in status
     }
     if KERNEL in timed:
-        timed[PRODUCT] = partial(_calls, partial(alone, tensors), tensors.sets)
+        timed[PRODUCT] = partial(calls, partial(alone, tensors), tensors.sets)
     frame = timing.gpu_times(timed, rounds=rounds)
     torch.cuda.empty_cache()  # the graphs have memory of their own
     pass_us = frame.loc[frame.contender == OURS, "median_us"].max()
@@ -111,7 +107,3 @@ def _steps(tensors: Tensors) -> Callable:
 def _in_turn(run: Callable, tensors: Tensors) -> Callable[[], object]:
     sets = itertools.cycle(tensors.sets)
     return lambda: run(*next(sets))
-
-
-def _calls(run: Callable, sets: Iterable[tuple[torch.Tensor, ...]]) -> list[Callable[[], object]]:
-    return [partial(run, *tensors) for tensors in sets]
