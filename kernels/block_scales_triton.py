@@ -120,7 +120,7 @@ class CacheChoices(Scaling):
         KV_TOKENS: the tokens of a program for kv.
         PAGE, NOPE_DIM, DATA_BYTES, SCALES, SCALE_BYTES: the tokens and the other numbers of `block_scales.Page`.
         CACHE_ALIGN: a power of two that divides the bytes of a row of data and of a page.
-        NARROW_SLOTS: see `paged_cache_triton.Choices`.
+        NARROW_SLOTS: see `cache_rows_triton.Caching`.
     """
 
     NORM_EPS: float
@@ -325,7 +325,7 @@ def plan_quantize(
     The features of all tensors are adjacent.
 
     Args:
-        tile: for sweeps; by default `choose_tile` decides.
+        tile: for sweeps; by default `scales_tile` decides.
 
     Raises:
         ValueError: more programs than a grid can hold.
@@ -333,7 +333,7 @@ def plan_quantize(
     _, seq_len, heads, head_dim = t.x.shape
     if t.x.numel() == 0:
         return launch_nothing
-    tile = tile or choose_tile(t.x)
+    tile = tile or scales_tile(t.x)
     chosen = _scaling(t, t.x, rotation, blocks, tile, [t.x, t.out])
     grid, order = launch_grid(1, seq_len, chosen["HEAD_BLOCKS"], "heads")
     choices = QuantizeChoices(
@@ -358,7 +358,7 @@ def plan_write(
     seq_len = t.q.shape[1]
     if seq_len == 0:
         return launch_nothing
-    tile = tile or choose_tile(t.q)
+    tile = tile or scales_tile(t.q)
     page = Page.of(t, rotation, block_size, block_dim)
     chosen = _scaling(t, t.q, rotation, blocks_of_cache(block_dim), tile, [t.q, t.q_out])
     kv_tokens = min(tile.block_heads, next_power_of_2(seq_len))
@@ -392,7 +392,7 @@ def _scaling(
     }  # fmt: skip
 
 
-def choose_tile(x: torch.Tensor) -> ScalesTile:
+def scales_tile(x: torch.Tensor) -> ScalesTile:
     """The tile for heads ``x [1, S, H, D]``: a thread moves 16 bytes in a tiny call, 32 in a small one, 64 in others.
 
     A program has one warp, so the maximum of a block and the sum of a norm stay within a warp.

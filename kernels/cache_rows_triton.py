@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ropelab.kernels import choices as base
 from ropelab.kernels.angles_triton import read_angles
-from ropelab.kernels.choices import Turning
+from ropelab.kernels.choices import Choices, Turning
 from ropelab.kernels.float8_triton import divide, magnitude, round_to, scale_of_row, to_float8
 from ropelab.kernels.head_sums_triton import sum_of_pieces, sum_of_products
 from ropelab.kernels.place_triton import InCache, Tokens, cached_at, rows_at, slots_of
@@ -24,7 +23,7 @@ from ropelab.kernels.stages_triton import narrow, normalize, read_heads, turn, w
 
 
 @dataclass(frozen=True)
-class Kind(base.Choices):
+class Kind(Choices):
     """The choices for rows of one kind: heads of q, heads of k, heads of v, or features of q that lie apart.
 
     Attributes:

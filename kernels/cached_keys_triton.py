@@ -27,7 +27,7 @@ from ropelab.kernels.cache_rows_triton import (
 from ropelab.kernels.cached_keys_torch import compute_dtype
 from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, from_float8, scale_of_row
 from ropelab.kernels.launch import Launch, LaunchWithBytes, compiler_options, launch_nothing
-from ropelab.kernels.paged_cache_triton import CacheTile, choose_table_free_tile, choose_tile
+from ropelab.kernels.paged_cache_triton import CacheTile, cache_tile, table_free_cache_tile
 from ropelab.kernels.place_triton import Angles, Slots, cached_at, slots_of
 from ropelab.kernels.rotation import Rotation, pairs_of_head
 from ropelab.kernels.stages_triton import members_of, narrow, read_pairs, write_pairs
@@ -36,7 +36,7 @@ from ropelab.kernels.tiles import next_power_of_2
 
 
 @dataclass(frozen=True)
-class Choices(Caching):
+class CachedKeysChoices(Caching):
     """The choices of `_cached_keys_kernel`: ``K`` is the kind of its rows."""
 
     K: Kind
@@ -127,7 +127,7 @@ def plan_rotate(t: CachedKeys, rotation: Rotation, tile: CacheTile | None = None
     )  # fmt: skip
     access = tile.pairs_per_access * (2 if rotation.interleaved else 1)
     lanes = head_dim if makes else rotation.rotary_dim
-    choices = Choices(
+    choices = CachedKeysChoices(
         **turning(t, rotation, compute_dtype(t), [], tokens, access) | {"ALIGN": min(align, access)},
         **whole_heads(lanes, rotation, tile.pairs_per_access), INNERMOST="heads", K=kind,
         PAGE=page, NARROW_SLOTS=blocks * page < 2**31, BLOCK_TOKENS=tokens, BLOCK_ROWS=tile.block_rows, HEAD_PIECES=1,
@@ -143,6 +143,6 @@ def tile_for(t: CachedKeys, rotation: Rotation) -> CacheTile:
     heads, lanes = t.k_cache.shape[2], rotation.rotary_dim if t.k_scale_cache is None else t.k_cache.shape[3]
     block_pairs, itemsize = next_power_of_2(pairs_of_head(lanes, rotation)), max(2, t.k_cache.itemsize)
     if rotation.table_free:
-        return choose_table_free_tile(block_pairs, heads, narrow=rotation.interleaved or itemsize > 2)
+        return table_free_cache_tile(block_pairs, heads, narrow=rotation.interleaved or itemsize > 2)
     rows = len(t.slots) * heads
-    return choose_tile(block_pairs, rows, interleaved=rotation.interleaved, itemsize=itemsize)
+    return cache_tile(block_pairs, rows, interleaved=rotation.interleaved, itemsize=itemsize)

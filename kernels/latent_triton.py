@@ -47,7 +47,7 @@ _LANES, _LEVELS = tl.constexpr(LANES), tl.constexpr(LANES.bit_length() - 1)
 
 
 @dataclass(frozen=True)
-class Choices(Turning):
+class LatentChoices(Turning):
     """The choices of both kernels. The lanes of a head are the features that rotate.
 
     Attributes:
@@ -188,7 +188,7 @@ def plan_forward(t: LatentTensors, rotation: Rotation, tile: Tile | None = None)
     Args:
         t: tensors with last strides of 1 and at most ``MAX_BATCH`` batches. Every element of key and value is written.
         rotation: its ``first`` is N.
-        tile: for sweeps; by default `choose_tile` decides.
+        tile: for sweeps; by default `latent_tile` decides.
     """
     if t.key.numel() == 0:
         return launch_nothing
@@ -233,10 +233,10 @@ def _launch(
     """The launch of ``kernel`` for ``x``, a tensor with all heads."""
     batch, seq_len, heads = x.shape[:3]
     widest = rotation.rotary_dim if in_place else max(rotation.first, rotation.rotary_dim, value_dim)
-    tile = tile or choose_tile(widest, heads, seq_len, innermost(t[0]), x.itemsize)
+    tile = tile or latent_tile(widest, heads, seq_len, innermost(t[0]), x.itemsize)
     head_blocks = triton.cdiv(heads, tile.block_heads) + (1 if kernel is _gradient_kernel else 0)
     grid, order = launch_grid(batch, triton.cdiv(seq_len, tile.block_tokens), head_blocks, tile.innermost)
-    choices = Choices(
+    choices = LatentChoices(
         **turning(t, rotation, compute_dtype(x, t.cos), heads_of(t), tile.block_tokens, access=16),
         **whole_heads(rotation.rotary_dim, replace(rotation, first=0), tile.pairs_per_access), INNERMOST=order,
         HEADS=heads, HEAD_BLOCKS=head_blocks, NOPE_DIM=rotation.first, VALUE_DIM=value_dim, IN_PLACE=in_place,
@@ -248,7 +248,7 @@ def _launch(
     return Launch(kernel, grid, (seq_len,), strides_of(t), choices, options, x.device)
 
 
-def choose_tile(widest: int, heads: int, seq_len: int, innermost: str = "heads", itemsize: int = 2) -> Tile:
+def latent_tile(widest: int, heads: int, seq_len: int, innermost: str = "heads", itemsize: int = 2) -> Tile:
     """The tile of 128 threads; one access of each thread reads the widest part of the heads, ``widest`` features.
 
     Where heads are innermost, a program takes heads of one token, if the token has enough heads. Where tokens are

@@ -58,7 +58,7 @@ class CacheTile:
 
 
 @dataclass(frozen=True)
-class Choices(Caching):
+class PagedChoices(Caching):
     """The choices of `_paged_cache_kernel`.
 
     Attributes:
@@ -136,7 +136,7 @@ def plan_write(
     tiled = [x for x in rows if x is not None]
     access = tile.pairs_per_access * (2 if rotation.interleaved else 1)
     turned = [x for x in (t.q, t.k, t.q_out, t.k_out, t.k_cache) if x is not None]
-    choices = Choices(
+    choices = PagedChoices(
         **turning(t, rotation, compute_dtype(t), tiled, block_tokens, access)
         | {"ALIGN": min(common_alignment(turned), access)},
         **whole_heads(head_dim, rotation, tile.pairs_per_access, tile.pieces), **kinds, INNERMOST="heads",
@@ -226,19 +226,19 @@ def tile_for(t: CacheTensors, rotation: Rotation) -> CacheTile:
     block_pairs = _block_pairs(t, rotation)
     narrow_access = rotation.interleaved or t.q.itemsize > 2
     if t.norm_across_heads:
-        return choose_tile_of_all_heads(block_pairs, max(q_heads, t.k.shape[2]), narrow=narrow_access)
+        return cache_tile_of_all_heads(block_pairs, max(q_heads, t.k.shape[2]), narrow=narrow_access)
     if t.shares_scale or (t.q_nope is not None and t.q_scale_out is not None):
         # A program holds all features of its rows. More rows would take more registers than there are.
         return CacheTile(max(1, 32 * PAIRS_PER_ACCESS // block_pairs), 1, _access(narrow_access))
     if rotation.table_free:
-        return choose_table_free_tile(block_pairs, q_heads, narrow=narrow_access)
-    return choose_tile(
+        return table_free_cache_tile(block_pairs, q_heads, narrow=narrow_access)
+    return cache_tile(
         pairs_of_head(t.q.shape[3], rotation), batch * seq_len * sum(_rows_of_token(t, rotation).values()),
         interleaved=rotation.interleaved, itemsize=t.q.itemsize, nope_apart=t.q_nope is not None,
     )  # fmt: skip
 
 
-def choose_table_free_tile(block_pairs: int, q_heads: int, *, narrow: bool) -> CacheTile:
+def table_free_cache_tile(block_pairs: int, q_heads: int, *, narrow: bool) -> CacheTile:
     """The tile of one token whose heads share computed cosines and sines: each thread computes one angle.
 
     Args:
@@ -249,7 +249,7 @@ def choose_table_free_tile(block_pairs: int, q_heads: int, *, narrow: bool) -> C
     )
 
 
-def choose_tile_of_all_heads(block_pairs: int, heads: int, *, narrow: bool) -> CacheTile:
+def cache_tile_of_all_heads(block_pairs: int, heads: int, *, narrow: bool) -> CacheTile:
     """The tile for a norm across ``heads`` heads of q or of k: a program takes all heads of a token.
 
     The tile does not depend on the number of tokens, so the sum of a norm has one order.
@@ -272,7 +272,7 @@ def _access(narrow: bool) -> int:
     return PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
 
 
-def choose_tile(pairs: int, rows: int, *, interleaved: bool, itemsize: int, nope_apart: bool = False) -> CacheTile:
+def cache_tile(pairs: int, rows: int, *, interleaved: bool, itemsize: int, nope_apart: bool = False) -> CacheTile:
     """The tile for ``rows`` rows of all tokens, whose heads have ``pairs`` pairs.
 
     A thread moves 16 bytes at once, as in `tile_cost.choose`. The sum of a norm has one order whatever the tile is, so

@@ -32,7 +32,6 @@ import torch
 import triton
 import triton.language as tl
 
-from ropelab.kernels import choices as base
 from ropelab.kernels.addressing import (
     heads_of,
     innermost,
@@ -42,7 +41,7 @@ from ropelab.kernels.addressing import (
     whole_heads,
 )
 from ropelab.kernels.angles_triton import read_angles
-from ropelab.kernels.choices import Turning
+from ropelab.kernels.choices import Choices, Turning
 from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
 from ropelab.kernels.place_triton import Angles, block_of_tokens, blocks_of_program, heads_at
 from ropelab.kernels.qk_norm_torch import compute_dtype
@@ -61,7 +60,7 @@ from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, fit_tile, next_power_o
 
 
 @dataclass(frozen=True)
-class Choices(Turning):
+class NormChoices(Turning):
     """The choices of the forward and of the backward.
 
     Attributes:
@@ -210,7 +209,7 @@ def _qk_norm_rope_backward_kernel(
 
 
 @dataclass(frozen=True)
-class SumChoices(base.Choices):
+class SumChoices(Choices):
     """The choices of `_sum_rows_kernel`: the features of a head, and the rows and features of a program."""
 
     DIM: int
@@ -352,7 +351,7 @@ def _launch(kernel, grid, numbers, t, rotation: Rotation, eps: float, tile, chos
     """The launch of the forward or of the backward."""
     lanes, access = whole_heads(t.q.shape[3], rotation, tile.pairs_per_access), tile.pairs_per_access
     heads, strides = heads_of(t), strides_of(t)
-    choices = Choices(
+    choices = NormChoices(
         **turning(
             t, rotation, compute_dtype(t), heads, tile.block_tokens, access * (2 if rotation.interleaved else 1),
             isinstance(tile, Tile) and tile.shares_columns,

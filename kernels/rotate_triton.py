@@ -63,7 +63,7 @@ On an H200, tables of this size stayed in the cache, and tables of twice the siz
 
 
 @dataclass(frozen=True)
-class Choices(Turning):
+class RotateChoices(Turning):
     """The choices of `_rotate_kernel`.
 
     Attributes:
@@ -371,7 +371,7 @@ def plan_rotate(t: RotateTensors, rotation: Rotation, tile: Tile | FlatTile | No
     tile = tile or tile_for(t, rotation)
     mapped = _flat(t, rotation, tile) if isinstance(tile, FlatTile) else _whole(t, rotation, tile)
     grid, block_tokens, access, chosen = mapped
-    choices = Choices(
+    choices = RotateChoices(
         **turning(t, rotation, compute_dtype(t.q, t.cos), heads_of(t), block_tokens, access, tile.shares_columns),
         **chosen,
         LANE_DIM=rotation.rotary_dim, FIRST=0, GROUP=0,

@@ -14,7 +14,7 @@ and k are not much larger than the L2 cache, the pass finds a part of them there
 
 from dataclasses import dataclass
 
-from ropelab.call.projection_paths import Work
+from ropelab.call.projection_paths import ProductSize
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Product:
         return (self.q_heads + 2 * self.k_heads) * self.head_dim
 
     @property
-    def work(self) -> Work:
+    def work(self) -> ProductSize:
         """The product as the choice of a path takes it."""
-        return Work(self.tokens, self.inputs, self.outputs, (self.q_heads + self.k_heads) * self.head_dim)
+        return ProductSize(self.tokens, self.inputs, self.outputs, (self.q_heads + self.k_heads) * self.head_dim)
 
     @property
     def operations(self) -> int:

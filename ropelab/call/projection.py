@@ -25,7 +25,7 @@ from ropelab.call.checks import check_places, check_rope_arguments
 from ropelab.call.dispatcher import must_dispatch, operator
 from ropelab.call.memory import empty_heads
 from ropelab.call.operation import Operation, Prepared, check_plain, properties, views_of
-from ropelab.call.projection_paths import Work, fastest
+from ropelab.call.projection_paths import ProductSize, fastest
 from ropelab.call.qk_norm import BACKWARD, FORWARD, check_qk_norm_arguments
 from ropelab.call.rotation import ROTATE
 from ropelab.call.where import Options, Where
@@ -231,7 +231,7 @@ def _prepared(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, 
     check_projection(x, norms, where, heads)
     path = call.path
     if path == "auto":
-        path = fastest(work_of(x, heads), x.device)
+        path = fastest(size_of(x, heads), x.device)
     launch = None
     if path != "pass" and len(weights) == 1 and not call.keep:
         launch = _by_kernel(path, x, weights, biases, norms, where, heads, call.eps)
@@ -241,9 +241,9 @@ def _prepared(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, 
     return Prepared(launch, None, x.shape[SEQ_AXIS[where.options.seq_format]], options=where.options)
 
 
-def work_of(x: torch.Tensor, heads: Heads) -> Work:
+def size_of(x: torch.Tensor, heads: Heads) -> ProductSize:
     """The size of the product of x ``[..., K]``."""
-    return Work(x.shape[:-1].numel(), x.shape[-1], sum(heads.features), sum(heads.features[:2]))
+    return ProductSize(x.shape[:-1].numel(), x.shape[-1], sum(heads.features), sum(heads.features[:2]))
 
 
 def check_served(path: str) -> None:

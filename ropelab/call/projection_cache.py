@@ -13,7 +13,7 @@ from ropelab.call.projection import (
     heads_like,
     heads_of_arguments,
     product,
-    work_of,
+    size_of,
 )
 from ropelab.call.projection_paths import fastest
 from ropelab.call.where import Where
@@ -39,7 +39,7 @@ class _IntoCache(Operation):
         q_heads, k_heads, norm, path, _ = numbers
         outputs, x, weights, biases, rest, _ = _parts(tensors)
         heads = heads_of_arguments(x, weights, biases, q_heads, k_heads, where.options.seq_format)
-        chosen = fastest(work_of(x, heads), x.device) if path == "auto" else path
+        chosen = fastest(size_of(x, heads), x.device) if path == "auto" else path
         if chosen == "product":
             q_nope, _, q_weight, _, *scales = rest
             normed = norm is None or (norm.weight_offset == 0 and norm.first and len(q_weight) == heads.dim)

@@ -24,7 +24,7 @@ PATHS = get_args(Path)
 """See `ropelab.call.projection`; with "auto" a call takes the faster one of "pass" and "product"."""
 
 
-class Work(NamedTuple):
+class ProductSize(NamedTuple):
     """The size of a product of 16 bits: T, K, N, and how many of the N features are those of q and k."""
 
     tokens: int
@@ -33,18 +33,18 @@ class Work(NamedTuple):
     turning: int
 
 
-def fastest(work: Work, device: torch.device) -> str:
+def fastest(size: ProductSize, device: torch.device) -> str:
     """`faster` on a device; "pass" on a device beside the GPUs that were measured."""
     gpu = MEASURED.get(_name(device)) if device.type == "cuda" else None
-    return "pass" if gpu is None else faster(work, gpu)
+    return "pass" if gpu is None else faster(size, gpu)
 
 
-def faster(work: Work, gpu: str) -> str:
+def faster(size: ProductSize, gpu: str) -> str:
     """The faster path of "pass" and "product" on a GPU, "H100" or "H200"."""
-    turn = _STEP_US * work.inputs / 64 + _REST_US
-    turns = -(-(-(-work.tokens // 128) * -(-work.outputs // 256)) // _MULTIPROCESSORS)
-    full_turns = work.tokens * work.outputs / (128 * 256 * _MULTIPROCESSORS)
-    moved = 4 * work.tokens * work.turning
+    turn = _STEP_US * size.inputs / 64 + _REST_US
+    turns = -(-(-(-size.tokens // 128) * -(-size.outputs // 256)) // _MULTIPROCESSORS)
+    full_turns = size.tokens * size.outputs / (128 * 256 * _MULTIPROCESSORS)
+    moved = 4 * size.tokens * size.turning
     by_pass = 1.03 * full_turns * turn + moved / _BYTES_PER_US[gpu] + _LAUNCH_US
     return "product" if START_US + turns * (turn + _ROTATION_US) < by_pass else "pass"
 

@@ -51,7 +51,7 @@ def test_programs_of_any_size_give_the_same_bits(monkeypatch, block_rows, passes
     from ropelab.kernels import paged_cache_triton
 
     tile = paged_cache_triton.CacheTile(block_rows, 1, 4, passes)
-    monkeypatch.setattr(paged_cache_triton, "choose_tile", lambda *arguments, **options: tile)
+    monkeypatch.setattr(paged_cache_triton, "cache_tile", lambda *arguments, **options: tile)
     forget(monkeypatch)
     call = example(heads=heads, norm=True, value_dim=40, tokens=5)
     with ropelab.use_backend("triton"):

@@ -329,7 +329,7 @@ def test_the_path_of_one_kernel_rounds_once(torch_backend, where, seq_format):
 def test_a_gpu_that_was_not_measured_takes_the_pass(monkeypatch, name, path):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     projection_paths._name.cache_clear()
-    work = projection_paths.Work(8192, 2048, 6144, 5120)
+    work = projection_paths.ProductSize(8192, 2048, 6144, 5120)
     try:
         assert projection_paths.fastest(work, torch.device("cuda")) == path
         assert projection_paths.fastest(work, torch.device("cpu")) == "pass"

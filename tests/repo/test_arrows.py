@@ -3,6 +3,8 @@
 import ast
 import graphlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,3 +103,10 @@ def test_imports_have_no_cycle_and_go_one_way():
         assert package in graph, f"expected the module {package}, found {sorted(graph)}"
     assert "ropelab.conformance.case" in graph["ropelab.conformance.subject"]
     assert violations(graph) == []
+
+
+def test_import_loads_no_adapter_and_no_other_room():
+    code = "import sys, ropelab; print(*sorted({'.'.join(name.split('.')[:2]) for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rooms = ("bench", "command", "conformance", "interop", "study")
+    assert not {f"ropelab.{room}" for room in rooms} & {*done.stdout.split()}

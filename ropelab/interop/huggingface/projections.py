@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ropelab.call.projection_paths import Work, fastest
+from ropelab.call.projection_paths import ProductSize, fastest
 from ropelab.interop.huggingface.layers import (
     Reached,
     Refused,
@@ -92,8 +92,8 @@ def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation
         given = kwargs if named else signature.bind(self, *args, **kwargs).arguments
         hidden, tables = given["hidden_states"], given["position_embeddings"]
         q, k, v = (len(getattr(self, name).weight) for name in NAMES)
-        work = Work(hidden.shape[:-1].numel(), hidden.shape[-1], q + k + v, q + k)
-        pays = fastest(work, hidden.device) == "product" and uses_triton(hidden)
+        size = ProductSize(hidden.shape[:-1].numel(), hidden.shape[-1], q + k + v, q + k)
+        pays = fastest(size, hidden.device) == "product" and uses_triton(hidden)
         serves = hidden.dtype.itemsize == 2 and hidden.ndim == 3 and are_of(tables, *hidden.shape[:2])
         if not pays or not serves or torch.compiler.is_compiling():
             return function(self, *args, **kwargs)

@@ -8,7 +8,7 @@ from ropelab.bench import host
 from ropelab.bench.projection import ALONE, BY_QUACK, COMPUTED, COPY, KERNEL, OURS, PRODUCT, QUACK
 from ropelab.bench.projection_law import Machine, Product
 from ropelab.bench.rows import timed
-from ropelab.call.projection_paths import MEASURED, Work, faster
+from ropelab.call.projection_paths import MEASURED, ProductSize, faster
 from ropelab.study.engine.words import value_range
 
 RECORD, BLOCKS, COMPILED = "projection", "projection_blocks", "projection_compiled"
@@ -126,7 +126,7 @@ def taken(frame: pd.DataFrame) -> pd.DataFrame:
     return both.assign(taken=[us[name] for (_, us), name in zip(both.iterrows(), chosen, strict=True)])
 
 
-def _path(work: Work, gpu: str) -> str:
+def _path(work: ProductSize, gpu: str) -> str:
     """The path that `ropelab.qkv_rope` takes; on a GPU that nobody measured it takes the pass."""
     return faster(work, gpu) if gpu in MEASURED.values() else "pass"
 
@@ -146,7 +146,7 @@ def drawn(frame: pd.DataFrame) -> pd.DataFrame:
         index=DRAWN, columns="contender", values="median_us", sort=False
     ).reset_index()  # fmt: skip
     works = [
-        Work(row.tokens, row.inputs, row.outputs, (row.q_heads + row.k_heads) * row.head_dim)
+        ProductSize(row.tokens, row.inputs, row.outputs, (row.q_heads + row.k_heads) * row.head_dim)
         for row in table.itertuples()
     ]
     path = pd.Series([_path(work, gpu) for work, gpu in zip(works, table.gpu, strict=True)], table.index)
