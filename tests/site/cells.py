@@ -11,6 +11,13 @@ from ropelab.study.engine import findings, notebook
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
+def cells_of(chapter: str) -> list[str]:
+    """The ids of the cells of code behind the imports, without the answers, which run by themselves."""
+    (path,) = NOTEBOOKS.glob(f"{chapter}_*.ipynb")
+    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    return [cell.id for cell in code[2:] if "answer" not in cell.metadata.get("tags", [])]
+
+
 def run(
     monkeypatch, chapter: str, *cells: str, edit: tuple[str, str, str] | None = None, instead=None, **given
 ) -> SimpleNamespace:

@@ -6,7 +6,7 @@ pytest.importorskip("IPython")
 
 from ropelab.bench.projection_law import Machine  # noqa: E402
 from ropelab.bench.records import Record  # noqa: E402
-from tests.site.cells import run  # noqa: E402
+from tests.site.cells import cells_of, run  # noqa: E402
 
 
 def test_both_ramps_of_yarn(monkeypatch):
@@ -31,7 +31,7 @@ def test_a_smaller_base_costs_bf16_positions_nothing(monkeypatch):
 
 
 def test_slow_planes_are_nearly_right_under_the_wrong_backward(monkeypatch):
-    errors = run(monkeypatch, "03", "measured-figure", positions=1024).errors
+    errors = run(monkeypatch, "03", "picture", positions=1024).errors
     last = errors[errors.position == 1023]
     assert last.error.iloc[-1] < 0.3 and last.error.iloc[0] > 0.3
 
@@ -165,3 +165,17 @@ def test_norm_and_rotation_keep_below_the_limits_of_their_bytes(monkeypatch):
 def test_one_launch_keeps_below_a_copy(monkeypatch):
     rows = run(monkeypatch, "07", "picture").rows
     assert rows[rows.contender == "ropelab, one launch"].fraction_of_copy.max() <= 1.03
+
+
+@pytest.mark.parametrize(
+    "chapter, given",
+    [
+        ("05", {}), ("06", {}), ("08", {}),
+        *(pytest.param(n, {"smoke": True}, marks=pytest.mark.full) for n in ("01", "02", "03", "07", "09", "10")),
+        *(pytest.param(n, {}, marks=pytest.mark.full) for n in ("11", "12", "13", "14")),
+    ],
+)  # fmt: skip
+def test_every_cell_runs_again_and_finds_the_same(monkeypatch, chapter, given):
+    """Exploring is to run cells again: in the state after the whole chapter each finds what it found before."""
+    told = run(monkeypatch, chapter, *(2 * cells_of(chapter)), **given).told.splitlines()
+    assert told and told[: len(told) // 2] == told[len(told) // 2 :]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -72,9 +73,10 @@ class Case:
         """The positions of the tokens."""
         return range(self.first_position, self.first_position + self.seq_len)
 
-    def table_arguments(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    def table_arguments(self, dtype: torch.dtype) -> dict[str, Any]:
         """The arguments of `ropelab.apply_rope` for the tables that go with tensors of ``dtype``."""
-        return dict(zip(("cos", "sin"), self.tables(table_dtype(dtype)), strict=True))
+        cos, sin = self.tables(table_dtype(dtype))
+        return {"cos": cos, "sin": sin, "rotary_slice": (0, self.rotary_dim)}
 
     def inputs(self, dtype: torch.dtype, count: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """``count`` pairs (q, k) of standard normal numbers, ``[B, S, H, D]``."""
@@ -278,12 +280,12 @@ def gradchecks() -> pd.DataFrame:
     """
     case = Case(batch=2, seq_len=3, q_heads=2, k_heads=1, head_dim=8, rotary_dim=6, first_position=3)
     [(q, k)] = case.inputs(torch.float64)
-    leaves = [t.clone().requires_grad_() for t in (q, k, *case.table_arguments(torch.float64).values())]
+    leaves = [t.clone().requires_grad_() for t in (q, k, *case.tables(torch.float64))]
     rows = []
     for layout in LAYOUTS:
 
         def rotate(q, k, cos, sin, layout=layout):
-            return ropelab.apply_rope(q, k, cos=cos, sin=sin, layout=layout)
+            return ropelab.apply_rope(q, k, cos=cos, sin=sin, layout=layout, rotary_slice=(0, case.rotary_dim))
 
         for order, check in (("first", torch.autograd.gradcheck), ("second", torch.autograd.gradgradcheck)):
             passes = check(rotate, leaves, fast_mode=True, raise_exception=False)
