@@ -86,9 +86,9 @@ def ladder(rows: pd.DataFrame, title: str, footer: str, now: str = "") -> Figure
         limited = one.speed < one.roof < _NEAR
         if one.speed > _INSIDE:
             ax.annotate(f"{one.speed:.2f}", (one.speed, y), (-4, 0), ha="right", color="white", **_TEXT)
-        said = "not timed" if np.isnan(one.speed) else "" if one.speed > _INSIDE else f"{one.speed:.2f}"
-        ax.annotate(f"{said}  limit: {one.by}" if limited else said,
-                    (one.roof if limited else np.nan_to_num(one.speed), y), (5, 0), **_TEXT)  # fmt: skip
+        said = ["not timed"] if np.isnan(one.speed) else [] if one.speed > _INSIDE else [f"{one.speed:.2f}"]
+        said += [f"limit {one.roof:.2f}: {one.by}"] * limited
+        ax.annotate(", ".join(said), (one.roof if limited else np.nan_to_num(one.speed), y), (5, 0), **_TEXT)
     marks.one(ax)
     marks.rows(ax, place)
     ax.set_xlim(0, _END)

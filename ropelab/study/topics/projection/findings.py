@@ -165,11 +165,11 @@ def host_sentence(frame: pd.DataFrame) -> str:
 
     plain = [host.NO_GRAD, host.PLAIN]
     said = (
-        f"A call of `qkv_rope` takes the host {more(plain, host.ONE_CALL, host.STEPS)} us beside a linear layer, the "
-        f"same views and `apply_rope` in place, and {more([host.RECORDED], host.ONE_CALL, host.STEPS)} us where "
+        f"A call of `qkv_rope` takes the host {more(plain, host.ONE_CALL, host.STEPS)} µs beside a linear layer, the "
+        f"same views and `apply_rope` in place, and {more([host.RECORDED], host.ONE_CALL, host.STEPS)} µs where "
         f"autograd records it."
     )
     if host.CACHED in us:
         into_cache = more(plain, host.CACHED, host.CACHED_STEPS)
-        said += f" `qkv_rope_and_cache` takes {into_cache} us beside a linear layer and `rope_and_cache`."
+        said += f" `qkv_rope_and_cache` takes {into_cache} µs beside a linear layer and `rope_and_cache`."
     return said
