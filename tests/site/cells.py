@@ -46,7 +46,7 @@ def run(
     def display(*data, metadata=None, **_):
         shown.extend(text for key, text in (metadata or {}).items() if key == findings.FINDING)
         if findings.KNOWN_BY in (metadata or {}):
-            told.append(data[0]["text/plain"])
+            told.append(data[0]["text/plain"].strip())
 
     monkeypatch.chdir(NOTEBOOKS)
     monkeypatch.setattr("IPython.display.display", display)
@@ -62,4 +62,4 @@ def run(
             names |= given
         elif cell == first:
             names |= instead or {}
-    return SimpleNamespace(**names, told="\n".join(told))
+    return SimpleNamespace(**(names | {"told": "\n".join(told)}))
