@@ -115,7 +115,7 @@ def verify(
     if not all(target.partition(":")) or target.startswith("."):
         raise typer.BadParameter(f"target: expected package.module:function, got {target!r}")
     if (module := target.partition(":")[0]).endswith(".py"):
-        named = module.removesuffix(".py").replace("/", ".")
+        named = f"{module.removesuffix('.py').replace('/', '.')}:{target.partition(':')[2]}"
         raise typer.BadParameter(f"target: expected package.module:function, got {target!r}; did you mean {named!r}?")
     if convention is not None:
         _known("convention", convention, "conventions", CONVENTIONS)
@@ -350,6 +350,9 @@ def _show(console: Console, target: str, outcome: ProcessEnd, verbose: bool, gue
     console.print(Text(said, COLOURS[outcome.verdict]), soft_wrap=True)
     if guessed and outcome.laws:
         said = f"inferred --convention {outcome.about['convention']}: {outcome.signature}"
+        console.print(Text(said, "dim"), soft_wrap=True)
+    if outcome.verdict == "right" and outcome.results.get("tail", {}).get("status") == "not applicable":
+        said = "not tried: heads of which a part rotates; --rotary-dim tries them"
         console.print(Text(said, "dim"), soft_wrap=True)
     if outcome.failed and not verbose:
         console.print(Text("\n" + summary(list(outcome.results.values()), outcome.screen)), soft_wrap=True)

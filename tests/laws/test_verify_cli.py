@@ -247,6 +247,13 @@ def test_the_convention_may_be_left_out(folder, laws):
     assert report["about"]["convention"] == "plain" and len(report["results"]) >= len(laws)
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("target, whole", [("somebodys:rope", True), ("ropelab:apply_rope", False)])
+def test_a_right_function_that_rotated_whole_heads_alone_is_told_of_the_option_for_others(folder, target, whole):
+    result = run(target, "--law", "definition", "--law", "tail")
+    assert result.exit_code == 0 and ("--rotary-dim" in result.output) == whole, result.output
+
+
 def test_an_option_that_the_guessed_convention_lacks(folder):
     result = run("somebodys:rope", "--law", "definition", "--columns", "pair")
     assert result.exit_code == 2 and "columns: expected None for plain" in " ".join(result.output.split())
@@ -346,6 +353,7 @@ def test_what_a_function_changes_does_not_reach_the_verdict(folder):
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (("somebodys.py:rope", "--convention", "plain"), "did you mean 'somebodys:rope'"),
         (("somebodys", "--convention", "plain"), "target: expected package.module:function"),
         ((".somebodys:rope", "--convention", "plain"), "target: expected package.module:function"),
         (("somebodys:rope", "--convention", "jax"), "convention: expected one of"),
