@@ -146,7 +146,9 @@ def tensor(name: str, value: Any) -> torch.Tensor:
         ValueError: ``value`` is a sparse tensor, a nested tensor or a tensor of MKL-DNN.
     """
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name}: expected a torch.Tensor, got {shown(value)}")
+        held = [one for one in (name, "weight") if isinstance(getattr(value, one, None), torch.Tensor)]
+        hint = f" (pass its attribute {held[0]})" if held else ""
+        raise TypeError(f"{name}: expected a torch.Tensor, got {shown(value)}{hint}")
     if value.layout is not torch.strided or value.is_nested:
         raise ValueError(f"{name}: expected a dense tensor, got {'nested' if value.is_nested else value.layout}")
     return value

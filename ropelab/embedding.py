@@ -130,6 +130,8 @@ class RotaryEmbedding(torch.nn.Module):
         if foreign:
             raise unexpected(RotaryEmbedding.forward, *foreign)
         check_heads("q", tensor("q", q), self.seq_format)
+        if (end := self.rope.rotary_slice[1]) > q.shape[-1]:
+            raise ValueError(f"q: expected heads of at least the {end} features of this module, got {q.shape[-1]}")
         if k is not None:
             tensor("k", k)
         if positions is not None:

@@ -15,6 +15,8 @@ FOREIGN = {
     "fa": "flash_attn", "flash_attention": "flash_attn", "ds": "deepspeed", "llama": "complex", "sglang": "vllm",
     "neox": "split_half", "gpt_neox": "split_half", "half": "split_half float16", "rotate_half": "split_half",
     "gptj": "interleaved", "adjacent": "interleaved", "rotate_every_two": "interleaved",
+    "bnsd": "bhsd", "bntd": "bhsd", "bhtd": "bhsd", "bsnd": "bshd", "btnd": "bshd", "bthd": "bshd", "sbnd": "sbhd",
+    "tnd": "thd", "nhd": "thd",
     "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64",
     "float": "float32", "double": "float64", "clockwise": "reversed", "negative": "reversed",
 }  # fmt: skip
@@ -28,9 +30,10 @@ _PAIRS = "layout='interleaved' or layout='split_half'"
 ARGUMENTS = {
     "position_ids": ("positions",), "pos_ids": ("positions",), "input_pos": ("positions", "offsets"),
     "cache_position": ("positions",), "start_pos": ("offsets",), "start_positions": ("offsets",),
-    "seqlen_offsets": ("offsets",), "past_key_values_length": ("offsets",),
+    "seqlen_offsets": ("offsets",), "seqlen_offset": ("offsets",), "past_key_values_length": ("offsets",),
     "cu_seqlens": (_PACKED,), "cu_seqlens_q": (_PACKED,), "max_seqlen": ("seq_len",),
     "max_position_embeddings": ("seq_len",), "max_seq_len": ("seq_len",),
+    "base": (_TABLES.replace("theta", "base"),),
     "theta": ("base", _TABLES), "rope_theta": ("base", _TABLES), "rotary_base": ("base", _TABLES),
     "inv_freq": (_FREQUENCIES, "cos, sin = Rope(inv_freq).tables(seq_len)"),
     "freqs": ("cos=freqs.cos(), sin=freqs.sin()",),
@@ -40,8 +43,10 @@ ARGUMENTS = {
     "rotary_interleaved": (_PAIRS,), "rope_interleave": (_PAIRS,),
     "tensor_format": ("seq_format",), "qkv_format": ("seq_format",), "unsqueeze_dim": ("seq_format",),
     "dim": ("rotary_dim", "rope", "rotary_slice=(0, dim)"), "head_dim": ("rotary_dim", "rope"),
-    "head_size": ("rotary_dim", "rope"), "mrope_section": ("axes=mrope_axes(mrope_section)",),
+    "head_size": ("rotary_dim", "rope"), "rotary_dim": ("rotary_slice=(0, rotary_dim)", "rope"),
+    "mrope_section": ("axes=mrope_axes(mrope_section)",),
     "conjugate": ("inverse",), "query": ("q",), "key": ("k",), "xq": ("q",), "xk": ("k",),
+    "epsilon": ("eps",), "variance_epsilon": ("eps",), "rms_norm_eps": ("eps",),
     "k_cache": ("key_cache",), "v_cache": ("value_cache",), "slots": ("slot_mapping",),
 }  # fmt: skip
 """An argument of other projects -> what to write here. Each begins with the argument that a function must have."""
@@ -51,7 +56,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return a question to add to an error; empty if no choice is near ``word``."""
     choices = list(choices)
     foreign = FOREIGN.get(str(word).lower().replace("-", "_"), "").split()
-    near = [choice for choice in foreign if choice in choices] or get_close_matches(str(word), choices, 1)
+    near = [choice for choice in foreign if choice in choices] or get_close_matches(str(word).lower(), choices, 1)
     return "".join(f"; did you mean {one!r}?" for one in near)
 
 
@@ -59,7 +64,8 @@ def unexpected(function: Callable, word: str, *_: str) -> TypeError:
     """The error for an argument that a function lacks: Python's words, and what somebody may have meant."""
     known = inspect.signature(function).parameters
     written = [one for one in ARGUMENTS.get(word, ()) if re.match(r"\w+", one)[0] in known]  # type: ignore[index]
-    near = f"; did you mean {written[0]}?" if written else did_you_mean(word, known)
+    guess = "" if word in ARGUMENTS else did_you_mean(word, known)  # by its spelling a known word may be like any other
+    near = f"; did you mean {written[0]}?" if written else guess
     return TypeError(f"{function.__qualname__}() got an unexpected keyword argument {word!r}{near}")
 
 

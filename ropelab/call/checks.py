@@ -78,7 +78,8 @@ def warn_of_accidents(q: torch.Tensor, where: Where) -> None:
     if options.rotary_slice is None and turns < head_dim:
         warn(
             f"{angles.name}: {angles.columns} columns turn the first {turns} of {head_dim} features (if that is meant, "
-            f"pass rotary_slice=(0, {turns}); else make the tables for heads of {head_dim} features)"
+            f"pass rotary_slice=(0, {turns}), or RotaryEmbedding a Rope with head_dim={head_dim}; else make the tables "
+            f"for heads of {head_dim} features)"
         )
 
 
@@ -335,8 +336,14 @@ def _check_positions_tensor(q: torch.Tensor, shape: torch.Size, positions: torch
     if not fits:  # compilers cannot follow the construction of the message
         expected = " or ".join(map(str, dict.fromkeys(sizes)))
         count = positions.shape[-1] if isinstance(positions, torch.Tensor) and positions.ndim else None
-        fitting = not options.offsets and count is not None
-        hint = likely_format("q", options.seq_format, lambda other: _tokens(q, other) == count) if fitting else ""
+        if options.offsets or count is None:
+            hint = ""
+        elif positions.ndim == 1 and count == batch:
+            hint = " (a position for each sequence: pass offsets=positions)"
+        elif options.axes is None and positions.ndim == rank(options.seq_format) - 1:
+            hint = " (positions along several axes: pass axes, as from mrope_axes)"
+        else:
+            hint = likely_format("q", options.seq_format, lambda other: _tokens(q, other) == count)
         check_tensor(name, positions, (), expected, POSITION_DTYPES, hint)
     check_tensor(name, positions, (1, 2, 3), "", POSITION_DTYPES)
     check_device(name, positions, q)

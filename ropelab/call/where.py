@@ -177,6 +177,9 @@ def _negative_start(x: torch.Tensor, offset: int, seq_format: str) -> torch.Tens
 
 
 def _features(rotary_slice: Sequence[int]) -> tuple[int, int]:
+    if isinstance(rotary_slice, int):
+        meant = (0, rotary_slice)
+        raise TypeError(f"rotary_slice: expected (first, end), got int {rotary_slice}; did you mean {meant}?")
     ends = integers("rotary_slice", rotary_slice)
     if len(ends) != 2:
         raise ValueError(f"rotary_slice: expected (first, end), got {ends}")

@@ -94,11 +94,21 @@ def test_every_public_function_reads_the_arguments_of_others():
     assert told == {one for written in ARGUMENTS.values() for one in written}
 
 
+@pytest.mark.parametrize(
+    "function, word",
+    [(ropelab.PackedSequences, "max_seqlen"), (apply_rope, "max_seqlen"), (apply_rope, "epsilon")],
+)
+def test_a_word_of_others_that_means_nothing_here_gets_no_guess(function, word):
+    with pytest.raises(TypeError, match=f"got an unexpected keyword argument '{word}'$"):
+        function(Q, Q, **{word: 1})
+
+
 def test_what_an_error_tells_to_write_rotates_alike():
     q, angles = torch.randn(1, 6, 2, 16), torch.outer(torch.arange(6.0), theta := 10000.0 ** -(torch.arange(8) / 8))
     names = vars(ropelab) | {
         "q": q, "theta": 10000.0, "inv_freq": theta, "freqs": angles, "freqs_cis": torch.polar(angles * 0 + 1, angles),
-        "seq_len": 6, "rotary_dim": 16, "dim": 16, "cos_sin_cache": torch.cat((angles.cos(), angles.sin()), -1),
+        "seq_len": 6, "base": 10000.0, "rotary_dim": 16, "dim": 16,
+        "cos_sin_cache": torch.cat((angles.cos(), angles.sin()), -1),
         "cu_seqlens": torch.tensor([0, 6]), "total_tokens": 6, "mrope_section": [3, 3, 2],
     }  # fmt: skip
     plain = {"cos": angles.cos(), "sin": angles.sin()}

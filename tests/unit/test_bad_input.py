@@ -55,6 +55,33 @@ MEANT = {
     "a module": (
         lambda: ropelab.qkv_rope(QKV, torch.nn.Linear(32, 64), q_heads=2, k_heads=1, cos=COS, sin=SIN), "linear.weight",
     ),
+    "a module for the weight of a norm": (
+        lambda: ropelab.apply_qk_norm_rope(Q, K, torch.nn.RMSNorm(16), torch.nn.RMSNorm(16), cos=COS, sin=SIN),
+        "pass its attribute weight",
+    ),
+    "packed sequences for their positions": (
+        lambda: ropelab.apply_rope(
+            Q[0], cos=COS, sin=SIN, seq_format="thd", positions=ropelab.PackedSequences(torch.tensor([0, 5]), 5),
+        ), "pass its attribute positions",
+    ),
+    "a position for each sequence": (
+        lambda: ropelab.apply_rope(Q[:, :1], K[:, :1], cos=COS, sin=SIN, positions=torch.tensor([3, 4])),
+        "pass offsets=positions",
+    ),
+    "positions along axes": (
+        lambda: ropelab.apply_rope(Q, cos=COS, sin=SIN, positions=torch.arange(5).expand(3, 2, 5)), "pass axes",
+    ),
+    "positions along axes of packed tokens": (
+        lambda: ropelab.apply_rope(
+            Q[0], cos=COS, sin=SIN, seq_format="thd", positions=torch.arange(5).expand(3, 5),
+        ), "pass axes",
+    ),
+    "positions of another batch": (
+        lambda: ropelab.apply_rope(Q, cos=COS, sin=SIN, positions=torch.arange(5).expand(3, 5)), "got (3, 5)",
+    ),
+    "a number of features": (lambda: ropelab.apply_rope(Q, cos=COS, sin=SIN, rotary_slice=8), "did you mean (0, 8)"),
+    "a module for wider heads": (lambda: ropelab.RotaryEmbedding(32)(Q, K), "the 32 features of this module, got 16"),
+    "a format in capitals": (lambda: ropelab.apply_rope(Q, cos=COS, sin=SIN, seq_format="BHSD"), "mean 'bhsd'"),
     "heads before slots": (
         lambda: ropelab.rope_and_cache(
             Q.flatten(0, 1), K.flatten(0, 1), K.flatten(0, 1), HND, HND.clone(), SLOTS, cos=COS, sin=SIN,
