@@ -5,7 +5,7 @@ import torch
 
 import ropelab
 from ropelab.call import operation
-from ropelab.kernels import INTERPRETED, addressing
+from ropelab.kernels import INTERPRETED, run
 from tests.ops.test_paged_cache import assert_equal, example
 from tests.support import forget
 
@@ -64,7 +64,7 @@ def test_programs_of_any_size_give_the_same_bits(monkeypatch, block_rows, passes
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 def test_more_batches_than_a_launch_holds(monkeypatch):
-    for module in (addressing, operation):
+    for module in (run, operation):
         monkeypatch.setattr(module, "MAX_BATCH", 2)
     forget(monkeypatch)
     call = example(batch=5, tokens=2, seq_format="bshd")
