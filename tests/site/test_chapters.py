@@ -24,7 +24,7 @@ def test_large_positions_come_no_nearer_to_the_bounds(monkeypatch):
 
 def test_a_smaller_base_costs_bf16_positions_nothing(monkeypatch):
     """The angle of the fastest plane is the position, whatever the base; slower planes lose by the frequency."""
-    found = [run(monkeypatch, "02", "rotations-figure", smoke=True, base=base).found for base in (5e5, 1e4)]
+    found = [run(monkeypatch, "02", "picture", smoke=True, base=base).found for base in (5e5, 1e4)]
     errors = [frame.groupby("method").angle_error.max() for frame in found]
     change = errors[1] / errors[0]
     assert change["bf16 positions"] == pytest.approx(1) and change.max() > 1.02
