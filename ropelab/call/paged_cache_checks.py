@@ -136,11 +136,20 @@ def _check_output(name: str, out: torch.Tensor, x: torch.Tensor, q: torch.Tensor
     check_adjacent(name, out)
 
 
+def _one_of(cache: torch.Tensor, name: str) -> str:
+    """The end of a message about a cache of another rank: how to make a paged cache of it."""
+    if isinstance(cache, torch.Tensor) and cache.ndim == 3:
+        return f" (slots without blocks: pass {name}.unsqueeze(1))"
+    if isinstance(cache, torch.Tensor) and cache.ndim == 5 and 2 in cache.shape[:2]:
+        return f" (keys and values in one tensor: pass key_cache, value_cache = cache.unbind({cache.shape.index(2)}))"
+    return ""
+
+
 def _check_caches(t: CacheTensors, seq_format: str) -> None:
     for name, cache, x in (("key_cache", t.k_cache, t.k), ("value_cache", t.v_cache, t.v)):
         heads, features = to_bshd(x, seq_format).shape[2:]
         expected = f"[blocks, block_size, {heads}, {features}]"
-        check_tensor(name, cache, (4,), expected, CACHE_DTYPES)
+        check_tensor(name, cache, (4,), expected, CACHE_DTYPES, _one_of(cache, name))
         if cache.shape[2:] != (heads, features) or not cache.shape[1]:
             hnd = (cache.shape[1], cache.shape[3]) == (heads, features)
             hint = f" (heads before the slots of a block: pass {name}.transpose(1, 2))" if hnd else ""

@@ -42,6 +42,10 @@ def check_heads(name: str, x: torch.Tensor, seq_format: str) -> None:
     expected, hint = rank(seq_format), ""
     if isinstance(x, torch.Tensor) and x.ndim != expected:
         hint = likely_format(name, seq_format, lambda other: rank(other) == x.ndim)
+        if not x.is_floating_point():
+            hint = " (position ids: pass them as positions)"
+        elif x.ndim == expected - 1:
+            hint += f" (if the last axis has all heads: pass {name}.unflatten(-1, (heads, head_dim)))"
     check_tensor(name, x, (expected,), f"{seq_format} of rank {expected}", hint=hint)
 
 

@@ -79,6 +79,22 @@ MEANT = {
     "positions of another batch": (
         lambda: ropelab.apply_rope(Q, cos=COS, sin=SIN, positions=torch.arange(5).expand(3, 5)), "got (3, 5)",
     ),
+    "position ids for k": (
+        lambda: ropelab.RotaryEmbedding(16)(Q, torch.arange(5)[None]), "pass them as positions",
+    ),
+    "all heads in an axis": (
+        lambda: ropelab.apply_rope(Q.flatten(2), cos=COS, sin=SIN), "q.unflatten(-1, (heads, head_dim))",
+    ),
+    "a pool of slots": (
+        lambda: ropelab.rope_and_cache(
+            Q[0], K[0], K[0], torch.zeros(16, 2, 16), torch.zeros(16, 2, 16), SLOTS[:5], cos=COS, sin=SIN,
+        ), "key_cache.unsqueeze(1)",
+    ),
+    "keys and values in a cache": (
+        lambda: ropelab.rope_and_cache(
+            Q[0], K[0], K[0], torch.zeros(3, 2, 8, 2, 16), torch.zeros(3, 8, 2, 16), SLOTS[:5], cos=COS, sin=SIN,
+        ), "cache.unbind(1)",
+    ),
     "a number of features": (lambda: ropelab.apply_rope(Q, cos=COS, sin=SIN, rotary_slice=8), "did you mean (0, 8)"),
     "a module for wider heads": (lambda: ropelab.RotaryEmbedding(32)(Q, K), "the 32 features of this module, got 16"),
     "a format in capitals": (lambda: ropelab.apply_rope(Q, cos=COS, sin=SIN, seq_format="BHSD"), "mean 'bhsd'"),
