@@ -205,6 +205,7 @@ PUBLIC = {
         dtype=torch.float32, device="cpu",
     ),
     "Rope.frequencies": of(ropelab.Rope(THETA).frequencies, device="cpu"),
+    "Rope.relative_to": of(ropelab.Rope(THETA).relative_to, other=ropelab.Rope(2 * THETA)),
     "Rope.at_length": of(
         ropelab.rope_from_config(CONFIG | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}).at_length, seq_len=200
     ),
