@@ -44,6 +44,21 @@ def test_a_wrong_step_is_found():
 
 
 @interpreted
+def test_an_edited_kernel_has_no_recorded_time(monkeypatch):
+    """The time of the record is that of the chapter's kernel, under which a reader's own may have its name."""
+    speeds = []
+    monkeypatch.setattr(chapter.figures, "ladder", lambda rows, *said: speeds.append(rows.set_index("step").speed))
+    monkeypatch.setattr(chapter, "display", lambda *shown: None)
+    judge = chapter.Judge(records.selection(records.MEASUREMENTS, "NVIDIA H200"), timed.CASES[1])
+    halves = STEPS["3 wide accesses"]
+    for constants in (halves.constants, {"BLOCK_HEADS": 32}, halves.constants):
+        judge(halves.kernel, halves.grid, step=halves.name, **constants)
+    timed_here = [speed.notna()[halves.name] for speed in speeds]
+    assert timed_here == [True, torch.cuda.is_available(), True]
+    assert all(speed.notna()["1 one head"] for speed in speeds) or torch.cuda.is_available()
+
+
+@interpreted
 def test_a_step_writes_every_element_and_none_beside():
     (inputs,) = CASE.inputs(1, "cpu", torch.float16)
     for name, each in STEPS.items():

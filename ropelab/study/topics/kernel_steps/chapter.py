@@ -1,5 +1,6 @@
 """Judge a kernel in a cell: is it right, what did the compiler make of it, where do its threads lie, how fast is it."""
 
+import ast
 import inspect
 import textwrap
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ class Judge:
         self.here: dict[str, float] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._drawn: list[tuple[Any, ...]] = []
+        self._edited: set[str] = set()
 
     def __call__(self, kernel: Any, grid: Any = None, *, step: str, **constants: Any) -> None:
         """Show whether a kernel has the library's bits, its machine code, its threads on memory, and its speed.
@@ -53,18 +55,23 @@ class Judge:
         Args:
             kernel: its arguments are named as those of `Inputs.arguments` and ``constants``. Or a function of torch.
             grid: a function of the arguments by name, as Triton takes it.
-            step: the name of the step; the record has times of the chapter's own.
+            step: the name of the step; the record has times of the chapter's own kernels, not of one that was edited.
             constants: ``layout`` and ``inverse`` as `ropelab.apply_rope` takes them; constants of the kernel; options
                 of the compiler.
         """
         judged = make_step(kernel, grid, step=step, **constants)
         display(Markdown(outcome(judged)))
         found = self._facts[judged.name] = self._compiled(judged)
+        known = STEPS.get(judged.name)
+        edited = known is not None and _code(judged) != _code(known)
+        (self._edited.add if edited else self._edited.discard)(judged.name)
         if torch.cuda.is_available():
             took, copy = beside_copy(judged, self.case)
             self.here[judged.name] = copy / took
             gpu = torch.cuda.get_device_name()
             display(Markdown(f"On this {gpu}: **{took:.1f} µs**, {copy / took:.2f} of a copy."))
+        elif edited:
+            display(Markdown("The record has the time of the chapter's kernel, and none of this one."))
         if not self.brief:
             display(self.table(self._with_step_before(judged.name)).set_index("step").T.rename_axis(columns=None).style)
         elif found:
@@ -142,7 +149,7 @@ class Judge:
                 "loads before arithmetic": f"{facts['early_loads']} of {facts['loads']}",
             }  # fmt: skip
         row |= {f"roof: {by}, µs": f"{us:.1f}" for by, us in self.roofs(name).items()}
-        if name in self.times.index:
+        if name in self.times.index and name not in self._edited:
             row[f"{self.gpu.name}, µs"] = f"{self.times.median_us[name]:.1f}"
         return row
 
@@ -156,7 +163,7 @@ class Judge:
         chosen = [name for name in STEPS if name[0] != "8" and name not in ASIDE] + [LAST] * (not now)
         if now:
             chosen = chosen[: chosen.index(now) + 1] if now in chosen else [*chosen, now]
-        speed = self.here or self.times.fraction_of_copy.to_dict()
+        speed = self.here or self.times.fraction_of_copy.drop([*self._edited], errors="ignore").to_dict()
         copy = self.times.median_us.get(COPY, self.case.bytes / self.gpu.bytes_per_us)
         rows = []
         for name in chosen:
@@ -206,6 +213,13 @@ def outcome(judged: Step) -> str:
         return f"{how}, {shape}: **every bit is that of the library**."
     off = (y.float() - right.float()).abs().max()
     return f"{how}, {shape}: **{other:,} of {y.numel():,} elements are others** than the library's, by up to {off:.2g}."
+
+
+def _code(judged: Step) -> tuple[Any, ...]:
+    """What a step runs: its functions without their remarks and line breaks, its constants and its call."""
+    functions = (getattr(function, "fn", function) for function in (judged.kernel, judged.grid) if function)
+    sources = [ast.dump(ast.parse(textwrap.dedent(inspect.getsource(function)))) for function in functions]
+    return sources, dict(judged.constants), judged.layout, judged.inverse
 
 
 def _lying(access: threads.Access, kinds: str) -> str:
