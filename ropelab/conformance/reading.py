@@ -45,6 +45,13 @@ class Mistake:
         """Return whether elements of a call are as the mistake makes them, within the roundings of a few rotations."""
         if self.gradients and not seen.gradient:
             return False
+        made, bound = self.make(seen)
+        with np.errstate(invalid="ignore"):
+            as_made = (abs(seen.actual - made) <= 2 * bound) | (np.isnan(seen.actual) & np.isnan(made))
+        return bool(as_made[elements].all())
+
+    def make(self, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
+        """Return what a mistaken function makes of a call, and the error that its arithmetic has."""
         declared = (seen.subject.layout, seen.subject.out_layout)[:: -1 if seen.gradient else 1]
         source, target = declared if self.layout is None else (self.layout,) * 2
         width, (c, s, error) = seen.case.rotary_dim, self.tables(seen)
@@ -54,9 +61,38 @@ class Mistake:
         arithmetic = seen.subject.arithmetic(seen.case.inputs[0].dtype)
         first, second = rotation_bound(*members, c, s, arithmetic, error)
         fill(bound, width, target, (first + second, first + second))
-        with np.errstate(invalid="ignore"):
-            as_made = (abs(seen.actual - made) <= 2 * bound) | (np.isnan(seen.actual) & np.isnan(made))
-        return bool(as_made[elements].all())
+        return made, bound
+
+
+@dataclass(frozen=True)
+class HalfAHead(Mistake):
+    """A part of the head that rotates with partners half a head apart, as those of a head that rotates as a whole.
+
+    Attributes:
+        cut: whether it rotates features ``j < R``, each with its partner, which need not rotate itself; or else pairs
+            ``(i, i + D/2)`` with ``i < R/2``.
+    """
+
+    cut: bool = False
+
+    def make(self, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
+        half, count = seen.given.shape[-1] // 2, seen.case.rotary_dim // 2
+        own = np.arange(seen.given.shape[-1])
+        partner = np.where(own < half, own + half, own - half).clip(max=len(own) - 1)
+        source = partner if seen.gradient else own  # a gradient reaches a feature from its partner's result
+        columns, turning = (own % count, own < 2 * count) if self.cut else (own % half, own % half < count)
+
+        def each(table: np.ndarray, of: np.ndarray, still: float) -> np.ndarray:
+            return np.where(turning[of], table[..., columns[of].clip(max=count - 1)], still)
+
+        c, s, error = self.tables(seen)
+        members = seen.given, np.where(own < half, 1, -1) * seen.given[..., partner]
+        turn = each(c, own, 1), each(s, source, 0)
+        arithmetic = seen.subject.arithmetic(seen.case.inputs[0].dtype)
+        first, second = rotation_bound(
+            *members, *turn, arithmetic, np.maximum(each(error, own, 0), each(error, source, 0))
+        )
+        return rotate_exactly(*members, *turn)[0], first + second
 
 
 # ------------------------------------------------------------------------------------------------ the tables of a call
@@ -199,6 +235,8 @@ def mistakes(maps: Maps | None) -> Iterator[Mistake]:
         yield Mistake(words, moved(rule))
     for layout in LAYOUTS:
         yield Mistake(f"pairs features as in the layout {layout}", right, layout)
+    yield HalfAHead("pairs feature i with i + head_dim/2 where i + rotary_dim/2 is its partner", right)
+    yield HalfAHead("rotates the first features with partners head_dim/2 apart, not rotary_dim/2", right, cut=True)
     yield Mistake("is zero", _times(0.0), tail=0.0)
     yield Mistake("is not a number, as memory that nothing was written to", _times(np.nan), tail=np.nan)
     yield Mistake("is zero in features that do not rotate", right, tail=0.0)

@@ -144,6 +144,28 @@ def test_a_common_mistake_is_read_with_its_number(function, number):
     assert number in sentence
 
 
+def half_a_head_apart(t, freqs_cos, freqs_sin):
+    """Pairs (i, i + D/2) with i < R/2."""
+    pairs, half = freqs_cos.shape[-1] // 2, t.shape[-1] // 2
+    order = [*range(pairs), *range(half, half + pairs), *range(pairs, half), *range(half + pairs, 2 * half)]
+    back = torch.tensor(order).argsort()
+    return correct.deepspeed(t[..., order], freqs_cos, freqs_sin)[..., back]
+
+
+def first_features_of_a_whole_head(t, freqs_cos, freqs_sin):
+    width, (first, second) = freqs_cos.shape[-1], t.chunk(2, -1)
+    turned = torch.cat((-second, first), -1)[..., :width]
+    return torch.cat((t[..., :width] * freqs_cos + turned * freqs_sin, t[..., width:]), -1)
+
+
+@pytest.mark.parametrize("rotary_dim", [4, 8, 12])
+@pytest.mark.parametrize("function", [half_a_head_apart, first_features_of_a_whole_head])
+def test_partners_half_a_head_apart_are_read(function, rotary_dim):
+    seen, _, maps, _ = Held(function, "deepspeed", rotary_dim=rotary_dim).measured()
+    (sentence,) = readings(seen, maps)
+    assert "head_dim/2" in sentence
+
+
 def test_nothing_is_read_where_one_wrong_element_has_another_cause():
     seen, _, maps, _ = Held(two_causes, "plain").measured()
     assert readings(seen, maps) == []
