@@ -70,7 +70,7 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
         labels = map(_step_label, [peer] * len(place), (step.name for step in STEPS[peer]), table.median())
         ax.set_xticks(place, labels, size=8)
         ax.set(yscale="log", xlim=(-0.4, len(place) - 0.6), title=f"{names[peer]} against the first version")
-        ticks.at(ax.yaxis, [0.3, 0.5, 0.7, 1, 1.25, 1.5, 2, 3, 5, 10], "{:,g}".format)
+        ticks.at(ax.yaxis, [0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10], "{:,g}".format)
     return panels.finish(ylabel="peer's time / kernel's time", legend=4)
 
 
