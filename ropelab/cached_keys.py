@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ropelab.arguments import POSITION_DTYPES, check_tensor, integer, integers
+from ropelab.arguments import POSITION_DTYPES, check_tensor, integer, integers, warn
 from ropelab.call.angles import given_angles
 from ropelab.call.cached_keys import ROTATE, as_keys
 from ropelab.call.dispatcher import transformed
@@ -65,7 +65,9 @@ def rotate_cached_keys(
 
     Args:
         key_cache: ``[blocks, block_size, H, D]``, or ``[blocks, block_size, D]`` for the entries of a latent cache;
-            dtypes and strides as for `rope_and_cache`. The call overwrites the slots.
+            dtypes and strides as for `rope_and_cache`. The call overwrites the slots. Of a pool ``[slots, H, D]``, as
+            SGLang has it, pass ``pool.unsqueeze(1)``: three axes are those of a latent cache, and the call warns if all
+            features of its entries turn without ``rotary_slice``.
         slots: ``[N]`` of int32 or int64.
         deltas: by how many positions the slots turn: an int, or an int32 or int64 tensor ``()`` or ``[N]``; negative
             numbers turn back. With ``axes`` a tensor ``[axes]`` or ``[axes, N]``, or one number along all axes.
@@ -117,4 +119,11 @@ def rotate_cached_keys(
         ROTATE.run((cache, k_scale_cache, slots), where)
     except (TypeError, ValueError) as error:
         raise renamed(error, positions="deltas", q="key_cache") from error
+    features = key_cache.shape[-1]
+    if key_cache.ndim == 3 and rotary_slice is None and 2 * angles.columns == features:
+        if not torch.compiler.is_compiling():
+            warn(
+                f"key_cache: blocks of {key_cache.shape[1]} entries, all of whose {features} features turn (of a pool "
+                f"[slots, heads, head_dim] pass key_cache.unsqueeze(1); of entries pass rotary_slice=(0, {features}))"
+            )
     return key_cache

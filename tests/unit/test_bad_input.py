@@ -145,6 +145,17 @@ def test_a_call_that_fits_by_accident_warns_once(change, said):
     assert [one.filename for one in warned] == [__file__] and said in str(warned[0].message)
 
 
+def test_a_pool_of_slots_is_no_latent_cache():
+    pool, slots = torch.randn(16, 2, 16), torch.arange(4)
+    with pytest.warns(UserWarning, match=r"key_cache\.unsqueeze\(1\)"):
+        ropelab.rotate_cached_keys(pool.clone(), slots, 2, cos=COS, sin=SIN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ropelab.rotate_cached_keys(pool.unsqueeze(1), slots, 2, cos=COS, sin=SIN)
+        ropelab.rotate_cached_keys(pool.clone(), slots, 2, cos=COS, sin=SIN, rotary_slice=(0, 16))
+        ropelab.rotate_cached_keys(pool.clone(), slots, 2, cos=COS[:, :4], sin=SIN[:, :4])
+
+
 def test_what_is_meant_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
