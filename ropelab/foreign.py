@@ -69,14 +69,21 @@ def unexpected(function: Callable, word: str, *_: str) -> TypeError:
     return TypeError(f"{function.__qualname__}() got an unexpected keyword argument {word!r}{near}")
 
 
+def by_position(function: Callable, given: int) -> TypeError:
+    """The error for tables by position, which other projects take so."""
+    took = f"{function.__qualname__}() takes q and k by position, got {given}"
+    return TypeError(f"{took}; did you mean cos=cos, sin=sin?")
+
+
 def hinted(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Let a call of a public function with a word of another project say what to write.
 
-    A wrapper takes the host .4 us. A function whose calls are short takes ``**foreign`` itself and raises `unexpected`;
-    its signature does not show that.
+    A wrapper takes the host .4 us. A function whose calls are short takes ``**foreign`` itself and raises `unexpected`,
+    and `apply_rope` ``*more``; their signatures do not show that.
     """
     signature = inspect.signature(function)
-    parameters = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    several = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+    parameters = [one for one in signature.parameters.values() if one.kind not in several]
     if len(parameters) < len(signature.parameters):
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return function

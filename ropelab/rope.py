@@ -13,7 +13,7 @@ from ropelab.call.checks import warn_of_accidents
 from ropelab.call.rotation import ROTATE, ROTATE_IN_PLACE
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
-from ropelab.foreign import hinted, unexpected
+from ropelab.foreign import by_position, hinted, unexpected
 from ropelab.layout.pairing import Layout
 from ropelab.layout.seq_format import SeqFormat
 
@@ -76,7 +76,7 @@ def apply_rope(
 def apply_rope(
     q: torch.Tensor,
     k: torch.Tensor | None = None,
-    *,
+    *more: Never,
     cos: torch.Tensor | None = None,
     sin: torch.Tensor | None = None,
     frequencies: torch.Tensor | None = None,
@@ -152,8 +152,8 @@ def apply_rope(
     """
     if isinstance(q, Proxy):
         return recorded(apply_rope, locals())
-    if foreign:
-        raise unexpected(apply_rope, *foreign)
+    if foreign or more:
+        raise unexpected(apply_rope, *foreign) if foreign else by_position(apply_rope, 2 + len(more))
     operation, given = ROTATE_IN_PLACE if inplace is True else ROTATE, (q, k)
     words, flags = (layout, out_layout, seq_format, frequencies is None), (inverse, inplace)
     tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)

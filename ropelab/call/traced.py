@@ -25,7 +25,7 @@ def recorded(function: Callable, keywords: Mapping[str, Any], arguments: tuple =
     """
     if isinstance(foreign := keywords.get("foreign"), dict) and foreign:  # of a traced function it is a proxy
         raise unexpected(function, *foreign)
-    keywords = {name: value for name, value in keywords.items() if name not in ("self", "foreign")}
+    keywords = {name: value for name, value in keywords.items() if name not in ("self", "foreign", "more")}
     tracer: Any = next(x for x in (*arguments, *keywords.values()) if isinstance(x, Proxy)).tracer
     module = getattr(function, "__self__", None)
     if isinstance(module, torch.nn.Module) and module is not tracer.root:

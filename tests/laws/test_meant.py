@@ -103,6 +103,12 @@ def test_a_word_of_others_that_means_nothing_here_gets_no_guess(function, word):
         function(Q, Q, **{word: 1})
 
 
+def test_tables_by_position_are_told_their_names():
+    with pytest.raises(TypeError, match=r"takes q and k by position, got 4; did you mean cos=cos, sin=sin\?"):
+        apply_rope(Q, Q, Q, Q)
+    assert not any(one.kind is one.VAR_POSITIONAL for one in inspect.signature(apply_rope).parameters.values())
+
+
 def test_what_an_error_tells_to_write_rotates_alike():
     q, angles = torch.randn(1, 6, 2, 16), torch.outer(torch.arange(6.0), theta := 10000.0 ** -(torch.arange(8) / 8))
     names = vars(ropelab) | {
