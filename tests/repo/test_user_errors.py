@@ -75,7 +75,7 @@ MISTAKES = [
     ("verify somebodys:model --convention hf", "did you mean 'huggingface'?"),
     ("verify somebodys:model --convention plain --layout neox", "did you mean 'split_half'?"),
     ("verify somebodys:model --convention plain --dtype bf16", "did you mean 'bfloat16'?"),
-    ("verify here/somebodys.py:model --convention plain", "did you mean 'here.somebodys'?"),
+    ("verify here/somebodys.py:model --convention plain", "did you mean 'here.somebodys:model'?"),
     ("verify somebodys:modle --convention plain", "did you mean 'model'?"),
     ("verify somebodys:inner --convention plain", "return outer(...)(*arguments, **options)"),
     ("verify somebodys:model --convention plain --skip nothing", "law: expected one of those"),

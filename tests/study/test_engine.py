@@ -315,7 +315,7 @@ def test_the_distance_of_two_runs():
     timed = pd.DataFrame({"timer": ["graph", "do_bench"]})
     assert repeats.between_runs("sglang_protocols", timed).pipe(lambda x: x[0] < 0.1 < 1 < x[1])
     once = repeats.between_runs("a study that was measured once", timed)
-    assert list(once) == list(repeats.between_runs("sglang_protocols", timed))
+    assert once[0] < 0.1 < 1 < once[1]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_a_change_of_any_record_keeps_it_from_being_read(data):
 
 def test_the_report_names_old_and_bad_records_and_shows_the_ledger(data, tmp_path, monkeypatch):
     row = dict.fromkeys(COLUMNS, "")
-    monkeypatch.setattr(figures, "all_figures", lambda: {"qk_norm": figures.FIGURES["qk_norm"]})
+    monkeypatch.setattr(figures, "all_figures", lambda: {"norms": (("qk_norm",), None)})
     monkeypatch.setattr(
         report, "ledger", lambda document, where: ledgers.Ledger(document.key, "", [row | {"id": "AA-01"}])
     )
@@ -61,7 +61,7 @@ def test_the_report_names_old_and_bad_records_and_shows_the_ledger(data, tmp_pat
         assert report.write(page, [], where=where) == []
     assert ":::{claim} AA-01" in pages["ledger.md"]
     text = pages["records.md"]
-    assert re.search(r":::{record} qk_norm\n.*Figures: qk_norm\. .*kernels\.\w+_triton\._\w+_kernel", text)
+    assert re.search(r":::{record} qk_norm\n.*Figures: norms\. .*kernels\.\w+_triton\._\w+_kernel", text)
     with tampered(path, "{}"):
         (line,) = report.write(page, [], where=where)
-    assert "qk_norm is not drawn" in line and line in pages["index.md"]
+    assert "norms is not drawn" in line and line in pages["index.md"]

@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from ropelab.bench import records, whole_file
+from ropelab.hub import build
 from ropelab.study import __main__ as commands
 from ropelab.study.plots import registry
 
@@ -59,10 +60,10 @@ def test_a_file_that_was_there_stays_and_nothing_half_written_is_left(place, wri
 
 
 def test_a_full_disk_ends_a_command_in_one_line(tmp_path, monkeypatch):
-    def full(self, content):
+    def full(folder, files):
         raise FULL
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(build, "write", full)
     monkeypatch.setattr(sys, "argv", ["ropelab.study", "--build", str(tmp_path), "hub"])
     with pytest.raises(SystemExit) as end:
         commands.end_in_one_line_on_a_full_disk()
