@@ -82,10 +82,11 @@ def hinted(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
     and `apply_rope` ``*more``; their signatures do not show that.
     """
     signature = inspect.signature(function)
-    several = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
-    parameters = [one for one in signature.parameters.values() if one.kind not in several]
-    if len(parameters) < len(signature.parameters):
-        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    kinds = {one.kind for one in signature.parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        hidden = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+        shown = [one for one in signature.parameters.values() if one.kind not in hidden]
+        function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
         return function
     known: Collection[str] = frozenset(signature.parameters)
 
