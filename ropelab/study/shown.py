@@ -27,6 +27,16 @@ from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.topics.performance.comparison import number
 
 LEFT = {"text-align": "left", "vertical-align": "top"}
+WORDS = {
+    "seq_len": "tokens", "forward_error": "error of the result", "gradient_error": "error of the gradient",
+    "norm_ratio": "norm / right norm", "has_triton_module": "has the kernel", "reaches_kernel": "reach the kernel",
+    "table_dtype": "dtype of the tables", "in_tree": "in the tree", "extra_bytes": "extra bytes",
+    "fraction_of_copy": "speed / a copy's", "result_buffers": "buffers of the result", "head_dim": "features",
+    "eager_ms": "eager, ms", "compile_ms": "torch.compile, ms", "triton_ms": "kernel, ms",
+    "stated_speedup": "stated speed-up", "over_eager": "eager / kernel", "over_compile": "compile / kernel",
+    "over_compiled": "eager / compile",
+}  # fmt: skip
+"""A column of a record or of evidence -> its words in a table."""
 
 
 class Shown:
@@ -126,11 +136,12 @@ class Shown:
 
 
 def styled(frame: pd.DataFrame) -> Styler:
-    """A table without its index and its empty columns, with the labels of the contenders."""
-    frame = frame.dropna(axis="columns", how="all").rename(columns=CONTENDERS.label)
+    """A table without its index and its empty columns, with words for columns and contenders."""
+    frame = frame.dropna(axis="columns", how="all").rename(columns=CONTENDERS.label).rename(columns=WORDS)
     if "contender" in frame:
         frame = frame.assign(contender=frame.contender.map(CONTENDERS.label))
-    return frame.style.hide(axis="index").format(number, na_rep="").set_properties(**LEFT)
+    header = {"selector": "th", "props": "text-align: left; vertical-align: bottom"}
+    return frame.style.hide(axis="index").format(number, na_rep="").set_properties(**LEFT).set_table_styles([header])
 
 
 def _html(block: str | pd.DataFrame | Styler) -> str:

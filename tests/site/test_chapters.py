@@ -6,6 +6,7 @@ pytest.importorskip("IPython")
 
 from ropelab.bench.projection_law import Machine  # noqa: E402
 from ropelab.bench.records import Record  # noqa: E402
+from ropelab.study import shown  # noqa: E402
 from tests.site.cells import cells_of, run  # noqa: E402
 
 
@@ -151,9 +152,11 @@ def test_the_ratio_of_bytes_depends_on_the_heads_and_not_on_the_tokens(monkeypat
 
 
 def test_the_gate_opens_where_the_wrong_gradient_is_right(monkeypatch):
-    found = {tokens: run(monkeypatch, "14", "gate-of", tokens=tokens) for tokens in (1, 2, 4096)}
+    cells = "correctness-live", "gate-of"
+    found = {tokens: run(monkeypatch, "14", *cells, tokens=tokens) for tokens in (1, 2, 4096)}
     assert [names.opens for names in found.values()] == [True, False, False]
     assert found[1].error == 0 and found[2].error > 0.1 and found[4096].error == pytest.approx(2**0.5, abs=0.1)
+    assert found[4096].error == pytest.approx(found[4096].closed, rel=0.01)
 
 
 def test_norm_and_rotation_keep_below_the_limits_of_their_bytes(monkeypatch):
@@ -165,6 +168,15 @@ def test_norm_and_rotation_keep_below_the_limits_of_their_bytes(monkeypatch):
 def test_one_launch_keeps_below_a_copy(monkeypatch):
     rows = run(monkeypatch, "07", "picture").rows
     assert rows[rows.contender == "ropelab, one launch"].fraction_of_copy.max() <= 1.03
+
+
+@pytest.mark.parametrize("chapter", ["14"])
+def test_the_columns_of_tables_have_words(monkeypatch, chapter):
+    tables = []
+    monkeypatch.setattr(shown, "styled", lambda frame, styled=shown.styled: tables.append(styled(frame)) or tables[-1])
+    run(monkeypatch, chapter, *cells_of(chapter))
+    columns = {str(name) for table in tables for name in table.columns}
+    assert columns and not [name for name in columns if "_" in name]
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,16 @@ import torch
 
 from ropelab import reference, rotary_table
 from ropelab.bench import packages as at_hand
-from ropelab.bench.records import MEASUREMENTS, Selection, load
+from ropelab.bench.records import MEASUREMENTS, Record, Selection, load
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.broadcast import formula
-from ropelab.study.documents.deepspeed import callers, dispatch, evidence, figures, findings, measure, peers
+from ropelab.study.documents.deepspeed import callers, dispatch, evidence, measure, peers
 from ropelab.study.engine.claims import load_claims
+from ropelab.study.engine.computed import Evidence
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Outcome
-from ropelab.study.plots.panels import said
+from ropelab.study.shown import Shown
+from tests.site.cells import run
 from tests.study.sentences import states
 from tests.support import change
 
@@ -298,38 +300,50 @@ def test_a_wrong_function_is_not_timed():
     assert detached["status"].startswith("failed: RuntimeError")
 
 
-# ---------------------------------------------------------------------------------------------- the figures
+# ---------------------------------------------------------------------------------------------- the chapter
 
 
-def test_the_figures_say_what_the_records_say():
-    assert states(said(figures.gradients(record("deepspeed_correctness"))), 1.42)
-    assert not states(said(figures.gradients(changed("deepspeed_correctness", gradient_error=4e-8)())), 1.42)
+def other(name, frame):
+    """The record of a study with another table."""
+    about = load(name, H200)
+    return Record(name, frame, about.provenance)
+
+
+def test_the_chapter_says_what_the_records_say(monkeypatch):
+    correct = changed("deepspeed_correctness", gradient_error=4e-8)()
+    assert states(run(monkeypatch, "14", "picture", "correctness-table").findings_shown[0], 1.42)
+    monkeypatch.setattr(Shown, "record", lambda self, name: other(name, correct))
+    assert not states(run(monkeypatch, "14", "picture", "correctness-table").findings_shown[0], 1.42)
     slow = record("deepspeed_launches").query("path in ('raw kernel', 'DeepSpeed API')").head(2)
     slow = slow.assign(median_us=[20.0, 60.0], copy_us=10.0)
-    assert states(said(figures.paths(slow)), 3.0, 4, 3)
+    monkeypatch.setattr(Shown, "record", lambda self, name: other(name, slow))
+    assert states(run(monkeypatch, "14", "launches-table").findings_shown[0], 3.0, 4, 3)
 
 
-def test_the_table_of_the_gate_says_what_runs():
+def test_the_table_of_what_runs_says_so(monkeypatch):
     rows = [
         {"caller": caller, "in_tree": in_tree, "version": version, "gate_open": version == "ropelab",
          "expected": expected, "outcome": "different" if (caller, version) == ("b", "first") else "equal"}
         for caller, in_tree, expected in (("b", True, "a result"), ("a", False, "an error"))
         for version in ("first", "merged", "ropelab")
     ]  # fmt: skip
-    table = findings.what_runs(pd.DataFrame(rows))
-    assert table.values.tolist() == [
-        ["b", True, "wrong: different", "formula", "kernel"],
-        ["a", False, *["as the formula: an error"] * 3],
+    given = Evidence("deepspeed_dispatch", pd.DataFrame(rows), "given")
+    monkeypatch.setattr(Shown, "evidence", lambda self, name: given)
+    assert run(monkeypatch, "14", "dispatch").runs.values.tolist() == [
+        ["b", "wrong: different", "formula", "kernel"],
+        ["a", *["as the formula: an error"] * 3],
     ]
 
 
 @pytest.mark.peers
-def test_after_the_merge_the_gate_opens_for_no_caller_and_ours_for_all(published):
-    table = findings.what_runs(dispatched())
-    wrong = table[["first", "merged", "ropelab"]].apply(lambda ran: ran.str.startswith("wrong").sum())
-    assert wrong.tolist() == [11, 3, 0] and len(table) == 12
-    merged, ours = findings.gates_of_callers(dispatched())
-    assert (merged["sum"], ours["sum"], ours["size"]) == (0, 3, 3)
+def test_the_gate_of_the_chapter_is_that_of_the_merged_source(monkeypatch, published):
+    names = run(monkeypatch, "14", "gate-of", "dispatch")
+    ran = dispatched().pivot(index="caller", columns="version", values=["gate_open", "outcome"])
+    calls = names.calls.set_index("caller").loc[ran.index]
+    assert (calls.gate == ran.gate_open.merged).all() and (calls.launch == ran.gate_open.ropelab).all()
+    assert ((ran.outcome.merged == "equal") == (~calls.gate | calls.agrees)).all()
+    assert names.incorrect.to_dict() == {"first": 11, "merged": 3, "ropelab": 0}
+    assert (names.own.gate.sum(), names.own.launch.sum(), len(names.own)) == (0, 3, 3)
 
 
 @pytest.mark.process

@@ -13,6 +13,7 @@ from ropelab.study.engine.verdict import Outcome
 from ropelab.study.plots import registry
 from ropelab.study.site import summary
 from ropelab.study.topics.performance import shortfalls
+from tests.site.cells import cells_of, run
 
 WHERE = records.Selection(gpu=records.REFERENCE)
 NAMES = "contender", "way", "method", "version", "operator"
@@ -85,6 +86,23 @@ def test_figures_leave_a_gap_or_say_who_is_missing(figure, study, column, name, 
         registry.draw(figure, WHERE)
     except rows.NotMeasured as lacking:
         assert str(lacking).startswith("Not measured in this record: ")
+
+
+CHAPTERS = {"14": ("deepspeed_correctness", "deepspeed_launches", "deepspeed_callers", "deepspeed_table")}
+"""A chapter -> the records that its cells draw."""
+READS = [
+    pytest.param(chapter, study, *found, marks=[pytest.mark.full] if number else [], id=f"{chapter}-{study}-{found[1]}")
+    for chapter, studies in CHAPTERS.items()
+    for study in studies
+    for number, found in enumerate(STUDIES.get(study, ()))
+]
+
+
+@pytest.mark.parametrize("chapter, study, column, name", READS)
+def test_cells_leave_a_gap_or_say_who_is_missing(chapter, study, column, name, without, monkeypatch):
+    without(study, column, name)
+    told = run(monkeypatch, chapter, *(cell for cell in cells_of(chapter) if cell != "ledger")).told
+    assert told and "nan" not in told
 
 
 SHOWN = [

@@ -7,7 +7,7 @@ has run has tests beyond the document alone. The package holds all code for the 
 - ``rules``: a rule for every other claim, and remarks (`ropelab.study.engine.ledger`); a document may have none
 - ``evidence``: the evidence that a CPU can compute (`ropelab.study.engine.computed`), if there is any
 - ``studies``: the measurements of its records, ``STUDIES``
-- ``figures``: the drawings of its records, ``FIGURES``
+- ``figures``: drawings of its records beside those of its chapter, ``FIGURES``, if there are any
 """
 
 from __future__ import annotations

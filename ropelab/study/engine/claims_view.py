@@ -1,4 +1,4 @@
-"""Show the claims of a document in a notebook: its words, the verdict, why it matters, and the evidence folded."""
+"""Show the claims of a document in a notebook: its words, the verdict, why it matters, and the evidence."""
 
 import re
 from html import escape
@@ -23,9 +23,10 @@ _FOLDED = {
 
 
 def show_claims(document: str, records: Where) -> pd.DataFrame:
-    """Display the verdict on the document, publish the counts as a finding, and display every claim with its verdict.
+    """Display the verdict on the document, publish the counts as a finding, and fold every claim with its verdict.
 
-    The claims that matter to an engineer (`Claim.matters`) stand open, and the others folded below them.
+    The claims that matter to an engineer (`Claim.matters`) have a fold before that of the others. A claim is a line
+    with its verdict, which opens on its quotation and its evidence.
     A claim of another GPU than that of ``records`` is judged by the records of its own GPU, if they can tell.
 
     Args:
@@ -55,8 +56,9 @@ def show_claims(document: str, records: Where) -> pd.DataFrame:
     shown: dict[bool, list[str]] = {True: [], False: []}
     for row in found.fillna("").to_dict("records"):
         shown[bool(matters[row["id"]])].append(_claim(row, matters[row["id"]]))
-    folded = f"<details><summary>The {len(shown[False])} other claims</summary>{''.join(shown[False])}</details>"
-    display(HTML("\n".join([*shown[True], *([folded] if shown[False] else [])])))
+    for what, rows in (("claims that matter to an engineer", shown[True]), ("other claims", shown[False])):
+        if rows:
+            display(HTML(f"<details><summary>The {len(rows)} {what}</summary>{''.join(rows)}</details>"))
     return found
 
 
@@ -80,12 +82,12 @@ def _in_words(words: str) -> str:
 
 
 def _claim(row: dict, matters: str) -> str:
-    """A claim as HTML: its quotation, its verdict and why it matters, and below them the evidence, folded."""
+    """A claim as HTML: a line with its verdict, which opens on its quotation, why it matters and the evidence."""
     rest = "".join(f"<dt>{name}</dt><dd>{escape(row[key])}</dd>" for key, name in _FOLDED.items() if row[key])
     lead, number = said(row)
     return (
-        f"<h4>{row['id']}, by the {row['by']}</h4><blockquote>{escape(row['quote'])}</blockquote>"
-        f"<p><strong>{escape(lead)}</strong> {escape(number)}</p>"
+        f"<details><summary>{row['id']}, by the {row['by']}. <strong>{escape(lead)}</strong> {escape(number)}</summary>"
+        f"<blockquote>{escape(row['quote'])}</blockquote>"
         f"{f'<p><em>Why it matters.</em> {escape(matters)}</p>' if matters else ''}"
-        f"<details><summary>evidence: {escape(row['basis'])}</summary><dl>{rest}</dl></details>"
+        f"<dl><dt>Basis</dt><dd>{escape(row['basis'])}</dd>{rest}</dl></details>"
     )

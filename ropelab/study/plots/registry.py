@@ -3,6 +3,7 @@
 Titles state the finding and are computed from the table. ``footer`` is ``Record.footer``: machine, date, versions.
 """
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,18 +22,20 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
 }
 """The name of a figure -> the studies, and the function that draws their tables with a footer.
 
-Documents add their own figures.
+A document may add figures of its own.
 """
 
 
 def all_figures() -> dict[str, tuple[tuple[str, ...], Callable[..., Figure]]]:
-    """`FIGURES`, and the ``FIGURES`` of every document's package.
+    """`FIGURES`, and the ``FIGURES`` of each document's package that has the module ``figures``.
 
     Raises:
         ValueError: two figures have one name.
     """
     found = dict(FIGURES)
     for document in documents():
+        if not importlib.util.find_spec(f"{document.package}.figures"):
+            continue
         own = document.module("figures").FIGURES
         if taken := found.keys() & own.keys():
             raise ValueError(f"{document.package}.figures: expected names of its own, got {sorted(taken)}")

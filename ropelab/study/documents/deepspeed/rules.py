@@ -7,7 +7,6 @@ import re
 import pandas as pd
 
 from ropelab.bench.rows import is_right
-from ropelab.study.documents.deepspeed import findings
 from ropelab.study.documents.deepspeed.dispatch import rounding_bound
 from ropelab.study.documents.deepspeed.names import DIRECTIONS, FORMULA, HEAD_DIM
 from ropelab.study.documents.deepspeed.peers import REVIEWED
@@ -16,7 +15,7 @@ from ropelab.study.engine.judging import counted, needed
 from ropelab.study.engine.ledger import remark, rule
 from ropelab.study.engine.sources import facts
 from ropelab.study.engine.verdict import Untold, Verdict, fact
-from ropelab.study.engine.words import followed, listed
+from ropelab.study.engine.words import followed, listed, value_range
 
 PRINTED = 5e-6
 """The largest relative error of a number that a record keeps to six significant digits."""
@@ -108,13 +107,14 @@ def backward_repeats_forward(claim: Claim, correctness: pd.DataFrame, mutant: pd
     ran = needed(longer[longer.version == REVIEWED], claim.needs)
     if not all(_repeats_forward(mutant[mutant.seq_len > 1].assign(dtype="float32"))):
         raise Untold("our own backward that repeats the forward, with the errors of the closed form")
+    norm = (ran.norm_ratio - 1).abs().max()
     at = ran[(ran.dtype == "float32") & ran.seq_len.isin((8, 128))].sort_values("seq_len")
     shown = ", ".join(f"gradient off by {row.gradient_error:.3f} at S = {row.seq_len}" for row in at.itertuples())
     later = longer[longer.version != REVIEWED]
     bounds = later.dtype.map(rounding_bound).astype(float) * (1 + PRINTED)
     right = (later.gradient_error <= bounds).groupby(later.version).all()
     return counted(_repeats_forward(ran), claim.quantifier).with_text(
-        f"{REVIEWED}: {shown} in float32, with the norm right to {findings.digits((ran.norm_ratio - 1).abs().max())} "
+        f"{REVIEWED}: {shown} in float32, with the norm right to {f'{norm:.0e}' if norm >= 1e-6 else '6 digits'} "
         f"in {len(ran)} cases of {listed(ran.dtype)}",
         followed("no longer so in ", right.index[right]), followed("wrong still in ", right.index[~right]),
         version=REVIEWED, **{f"at_{row.seq_len}": row.gradient_error for row in at.itertuples()},
@@ -155,13 +155,19 @@ def compile_launches_less(claim: Claim, inductor: pd.DataFrame, calls: pd.DataFr
 
 @remark("DS-06", "deepspeed_dispatch")
 def gate_of_callers(dispatch: pd.DataFrame) -> tuple[str, dict[str, object]]:
-    merged, _ = findings.gates_of_callers(dispatch)
-    return findings.gate_of_callers(dispatch), {"opens": merged["sum"], "own": merged["size"]}
+    own = dispatch[dispatch.in_tree & (dispatch.tokens > 1)].groupby("version").gate_open.agg(["sum", "size"])
+    (opens, all_own), ours = own.loc["merged"], own.loc["ropelab", "sum"]
+    return (
+        f"the gate opens for {opens} of {all_own} shapes of DeepSpeed's own callers with more than one token, and "
+        f"ropelab's gate opens for {ours}"
+    ), {"opens": opens, "own": all_own}
 
 
 @remark("DS-08", "deepspeed_published", "deepspeed_table")
 def roofs(published: pd.DataFrame, table: pd.DataFrame) -> tuple[str, dict[str, object]]:
-    speeds = " and ".join(f"{name} at {findings.of_a_copy(table, name)}" for name in ("torchembed", "compile"))
+    right = table[is_right(table)]
+    each = ((name, right.fraction_of_copy[right.contender == name]) for name in ("torchembed", "compile"))
+    speeds = " and ".join(f"{name} at {value_range(fractions)}" for name, fractions in each)
     least, most = published.over_compile.min(), published.over_compile.max()
     return (f"the document's own times give {least:.2f} to {most:.2f}; here {speeds} of the copy's speed"), {
         "printed_least": least,

@@ -6,7 +6,6 @@ import pandas as pd
 
 from ropelab.bench.rows import NotMeasured, need
 from ropelab.bench.table_free import TABLE_FREE
-from ropelab.study.documents.deepspeed import findings as deepspeed
 from ropelab.study.documents.sglang.names import FLASH_PACKED, FLASHINFER, OURS_CACHE, PERSISTENT
 from ropelab.study.documents.sglang.steps import timed_alike
 from ropelab.study.engine.noise import FLOOR
@@ -147,11 +146,12 @@ def _one_tensor(times: pd.DataFrame) -> str:
     cells = times.set_index(["cell", "dtype", "direction"])
     ours, compiled = (cells[cells.contender == name].median_us for name in (OURS, "compile"))
     forward = [index for index in compiled.index if index[1:] == ("bfloat16", "forward")]
-    most = deepspeed.most_over(times, "compile")
+    fractions = times.set_index("contender").fraction_of_copy
+    most = 1 / fractions[["compile"]]
     bar = "out of reach" if most.max() < OVER_COMPILED else f"within reach in {(most >= OVER_COMPILED).sum()} cases"
     return (
         f"**DeepSpeed's own shapes** (`bhsd`, a single tensor): torch.compile reaches "
-        f"{deepspeed.of_a_copy(times, 'compile')} of a copy, and ropelab reaches {deepspeed.of_a_copy(times, OURS)}. "
+        f"{value_range(fractions[['compile']])} of a copy, and ropelab reaches {value_range(fractions[[OURS]])}. "
         f"In bfloat16 forward, torch.compile is {_faster(compiled.loc[forward], ours)}. A kernel as fast as a copy "
         f"would be {value_range(most)} times as fast as torch.compile, so the bar of {OVER_COMPILED} is {bar}."
     )
