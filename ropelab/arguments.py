@@ -184,6 +184,28 @@ def check_device(name: str, x: torch.Tensor, q: torch.Tensor, of: str = "q") -> 
         raise ValueError(f"{name}: expected {of}'s device {q.device}, got {x.device}")
 
 
+def check_shape(
+    name: str, x: torch.Tensor, shape: Sequence[int | str], q: torch.Tensor, of: str = "q", dtypes=DTYPES
+) -> None:
+    """Check dtype, shape and device of ``x``.
+
+    Args:
+        name: the name of the argument, for the message.
+        shape: the size of each axis, or the name of a size that is free.
+        q: the argument ``of``, whose device ``x`` must have.
+        dtypes: the dtypes that ``x`` may have.
+
+    Raises:
+        TypeError: ``x`` is not a tensor, or has another dtype.
+        ValueError: ``x`` has another shape or device.
+    """
+    expected = f"[{', '.join(map(str, shape))}]"
+    check_tensor(name, x, (len(shape),), expected, dtypes)
+    if any(isinstance(size, int) and size != found for size, found in zip(shape, x.shape, strict=True)):
+        raise ValueError(f"{name}: expected shape {expected}, got {tuple(x.shape)}")
+    check_device(name, x, q, of)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")

@@ -29,7 +29,7 @@ from ropelab.study.__main__ import app as study
 
 ROOT = Path(ropelab.__file__).parents[1]
 FILE = Path(__file__).with_name("unit") / "surface.txt"
-MACHINERY = ("broadcast", "calls", "kinds", "over_kernel", "patch", "refusals", "serving", "shapes")
+MACHINERY = ("broadcast", "calls", "kinds", "over_kernel", "patch", "serving")
 """Modules of `ropelab.interop` that the adapters stand on, and that nobody else calls."""
 
 

@@ -3,18 +3,16 @@
 Each adapter has the name and the arguments of the other library's function, and calls ropelab's functions. Read the
 files in this order:
 
-1. `refusals` puts the error messages of ropelab's functions into the words of an adapter; `shapes` checks a tensor
-   against sizes that other arguments give.
-2. `broadcast` rotates by tables that broadcast against the tensors.
-3. `patch` replaces functions in the modules of other packages, and puts the originals back.
-4. `calls`, `kinds` and `over_kernel` find out what a function of another package computes, and replace it. In this way
+1. `broadcast` rotates by tables that broadcast against the tensors.
+2. `patch` replaces functions in the modules of other packages, and puts the originals back.
+3. `calls`, `kinds` and `over_kernel` find out what a function of another package computes, and replace it. In this way
    `deepspeed`, `huggingface` and `diffusers` make DeepSpeed, or a whole model, use the kernel.
-5. `transformer_engine` holds the functions of TransformerEngine, with angles, packed sequences and context parallelism.
-6. `sglang` holds the in-place operators of SGLang, vLLM and FlashInfer, and the function of SGLang's diffusion models.
-7. `fairseq2` holds the rotary encoders of fairseq2.
-8. `vllm` and `flashinfer` hold the functions of vLLM and FlashInfer that rotate and write into a paged cache.
-9. `megatron` holds Megatron-LM's functions, also for multi-head latent attention, with a patch.
-10. `dtensor` rotates DTensors, for tensor and context parallelism.
-11. `torchtitan`, `torchtitan_mla` and `sglang_plugin` put the kernel in the place of the classes of these packages.
-12. `serving` and `vllm_plugin` give the attention layers of vLLM one kernel for norm, rotation and cache write.
+4. `transformer_engine` holds the functions of TransformerEngine, with angles, packed sequences and context parallelism.
+5. `sglang` holds the in-place operators of SGLang, vLLM and FlashInfer, and the function of SGLang's diffusion models.
+6. `fairseq2` holds the rotary encoders of fairseq2.
+7. `vllm` and `flashinfer` hold the functions of vLLM and FlashInfer that rotate and write into a paged cache.
+8. `megatron` holds Megatron-LM's functions, also for multi-head latent attention, with a patch.
+9. `dtensor` rotates DTensors, for tensor and context parallelism.
+10. `torchtitan`, `torchtitan_mla` and `sglang_plugin` put the kernel in the place of the classes of these packages.
+11. `serving` and `vllm_plugin` give the attention layers of vLLM one kernel for norm, rotation and cache write.
 """

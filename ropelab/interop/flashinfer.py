@@ -21,12 +21,22 @@ from collections.abc import Mapping
 
 import torch
 
-from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, choice, dtype_name, flag, integer, number, shown
+from ropelab.arguments import (
+    DTYPES,
+    POSITION_DTYPES,
+    check_shape,
+    check_tensor,
+    choice,
+    dtype_name,
+    flag,
+    integer,
+    number,
+    shown,
+)
 from ropelab.call.memory import is_plain, may_share_elements, overlaps_itself
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
+from ropelab.call.refusals import renamed
 from ropelab.call.traced import one_node
-from ropelab.interop.refusals import renamed
-from ropelab.interop.shapes import check_shape
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.layout.pairing import Layout
 from ropelab.paged_cache import rope_and_cache
@@ -169,7 +179,7 @@ def slot_mapping(
     check_tensor("positions", positions, (1,), "[tokens]", POSITION_DTYPES)
     for name, x in tensors.items():
         shape = (len(positions),) if name == "batch_indices" else (f"{name} size",)
-        check_shape(name, x, shape, "positions", positions.device, POSITION_DTYPES)
+        check_shape(name, x, shape, positions, "positions", POSITION_DTYPES)
     page_size = integer("page_size", page_size, at_least=1, below=_LIMIT)
     requests, entries = len(kv_indptr) - 1, len(kv_indices)
     if requests < 0:
@@ -202,7 +212,7 @@ _LIMIT = 2**31
 
 def _like_q(name: str, x: torch.Tensor, shape: tuple[int | str, ...], q_rope: torch.Tensor, dtypes=None) -> None:
     """`check_shape` with the device and, by default, the dtype of ``q_rope``."""
-    check_shape(name, x, shape, "q_rope", q_rope.device, dtypes or (q_rope.dtype,))
+    check_shape(name, x, shape, q_rope, "q_rope", dtypes or (q_rope.dtype,))
 
 
 def _written(q_rope, k_rope, q_nope, k_nope, v, caches, kv_layout: str):

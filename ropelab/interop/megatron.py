@@ -29,10 +29,10 @@ from typing import Any
 import torch
 
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, dtype_name, flag, integer, shown, single, tensor
+from ropelab.call.refusals import renamed
 from ropelab.call.traced import one_node
 from ropelab.interop.broadcast import check_tables, rotate_in_one_launch
 from ropelab.interop.patch import Patch, Place
-from ropelab.interop.refusals import renamed
 from ropelab.latent_attention import assemble_mla_kv, rotate_mla_query
 from ropelab.layout.pairing import Layout
 from ropelab.positions.packed import PackedSequences

@@ -22,9 +22,9 @@ from torchtitan.config import derive, override
 from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 
 from ropelab.arguments import check_tensor
+from ropelab.call.refusals import renamed
 from ropelab.call.traced import recorded
 from ropelab.interop import dtensor
-from ropelab.interop.refusals import renamed
 from ropelab.rope import apply_rope
 
 

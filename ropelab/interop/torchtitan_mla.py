@@ -25,9 +25,9 @@ from torchtitan.models.deepseek_v3.model import Attention
 from torchtitan.overrides import fused_mla as theirs
 
 from ropelab.arguments import check_tensor
+from ropelab.call.refusals import renamed
 from ropelab.call.traced import one_node
 from ropelab.interop.patch import Patch
-from ropelab.interop.refusals import renamed
 from ropelab.interop.torchtitan import complex_rope
 from ropelab.latent_attention import assemble_mla_kv, rotate_mla_query
 

@@ -20,9 +20,21 @@ from collections.abc import Sequence
 
 import torch
 
-from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, choice, flag, integer, integers, shown, tensor
+from ropelab.arguments import (
+    DTYPES,
+    POSITION_DTYPES,
+    check_device,
+    check_shape,
+    check_tensor,
+    choice,
+    flag,
+    integer,
+    integers,
+    shown,
+    tensor,
+)
+from ropelab.call.refusals import renamed
 from ropelab.call.traced import one_node
-from ropelab.interop.refusals import renamed
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.pairing import Layout
 from ropelab.layout.seq_format import SEQ_AXIS, SeqFormat
@@ -203,22 +215,13 @@ def _position_arguments(
     """The arguments ``positions`` or ``offsets`` of `apply_rope`, after a check of ``t`` and ``freqs`` by name."""
     shard = {"cp_size": cp_size, "cp_rank": cp_rank}
     for freqs_name, angles in freqs.items():
-        if angles.device != t.device:
-            raise ValueError(f"{freqs_name}: expected {name}'s device {t.device}, got {angles.device}")
+        check_device(freqs_name, angles, t, name)
     packed = tensor_format == "thd"
     if packed:
-        check_tensor("cu_seqlens", tensor("cu_seqlens", cu_seqlens), (1,), "[sequences + 1]", POSITION_DTYPES)
-        if cu_seqlens.device != t.device:
-            raise ValueError(f"cu_seqlens: expected {name}'s device {t.device}, got {cu_seqlens.device}")
+        check_shape("cu_seqlens", cu_seqlens, ("sequences + 1",), t, name, POSITION_DTYPES)
     sequences = len(cu_seqlens) - 1 if packed else t.shape[tensor_format.index("b")]
     if start_positions is not None:
-        check_tensor(
-            "start_positions", tensor("start_positions", start_positions), (1,), f"({sequences},)", POSITION_DTYPES
-        )
-        if start_positions.shape[0] != sequences:
-            raise ValueError(f"start_positions: expected shape ({sequences},), got {tuple(start_positions.shape)}")
-        if start_positions.device != t.device:
-            raise ValueError(f"start_positions: expected {name}'s device {t.device}, got {start_positions.device}")
+        check_shape("start_positions", start_positions, (sequences,), t, name, POSITION_DTYPES)
     starts = 0 if start_positions is None else start_positions
     if packed:
         try:

@@ -14,10 +14,19 @@ from typing import Any
 
 import torch
 
-from ropelab.arguments import POSITION_DTYPES, check_tensor, choice, dtype_name, flag, integer, single, tensor
+from ropelab.arguments import (
+    POSITION_DTYPES,
+    check_shape,
+    check_tensor,
+    choice,
+    dtype_name,
+    flag,
+    integer,
+    single,
+    tensor,
+)
+from ropelab.call.refusals import renamed
 from ropelab.call.traced import one_node
-from ropelab.interop.refusals import renamed
-from ropelab.interop.shapes import check_shape
 from ropelab.paged_cache import mla_rope_and_cache, rope_and_cache
 
 _FLOAT8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -81,7 +90,7 @@ def fused_qknorm_rope_cache(
         )
     pairs = integer("rotary_pairs", rotary_pairs, at_least=0)
     for name, table in (("cos", cos), ("sin", sin)):
-        check_shape(name, table, ("positions", pairs), "qkv", qkv.device)
+        check_shape(name, table, ("positions", pairs), qkv, "qkv")
     where: dict[str, Any] = {"cos": cos, "sin": sin, "positions": _of_tokens(positions, len(qkv))}
     if not pairs:  # nothing rotates: every token turns one pair by an angle of 0
         still = torch.zeros((len(qkv), 1), device=qkv.device)
@@ -136,7 +145,7 @@ def concat_and_cache_mla_rope_fused(
     Source: vLLM 0.33.0, ``torch.ops._C_cache_ops.concat_and_cache_mla_rope_fused``.
     """
     check_tensor("q_pe", q_pe, (3,), "[tokens, heads, rotary_dim]")
-    check_shape("cos_sin_cache", cos_sin_cache, ("positions", q_pe.shape[2]), "q_pe", q_pe.device)
+    check_shape("cos_sin_cache", cos_sin_cache, ("positions", q_pe.shape[2]), q_pe, "q_pe")
     cos, sin = cos_sin_cache.chunk(2, dim=-1)
     kv_cache, scale = cache_in_its_dtype("kv_cache", kv_cache, kv_cache_dtype, kv_cache_scale, q_pe.dtype)
     try:

@@ -1,6 +1,10 @@
-"""The operators on the tokens of SGLang, vLLM and FlashInfer.
+"""The in-place operators of SGLang, vLLM and FlashInfer, over `ropelab.apply_rope`.
 
-Tensors are flat, ``[T, heads * head_size]``, or have an axis of heads.
+- `rotary_embedding_cos_sin` takes cosines and sines of each token, as in SGLang#14302 for diffusion models.
+- `apply_rope_with_cos_sin_cache_inplace` takes positions and a cache of cosines and sines, as in vLLM, SGLang and
+  FlashInfer.
+- `apply_rope_qk_inplace` takes q and k of a diffusion model and its frequencies, complex numbers or a cache.
+  `SplitTables` keeps the tables that it makes of complex frequencies.
 
 The operators differ from the operator in SGLang#14302 on purpose:
 
@@ -12,16 +16,26 @@ The operators differ from the operator in SGLang#14302 on purpose:
   features in one layout and ``W`` features in the other.
 """
 
+import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, flag, integer, tensor
+from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, dtype_name, flag, integer, tensor
+from ropelab.call.refusals import renamed
 from ropelab.call.traced import one_node
-from ropelab.interop.refusals import renamed
 from ropelab.layout.pairing import Layout
 from ropelab.layout.seq_format import SeqFormat
 from ropelab.rope import apply_rope
+
+__all__ = [
+    "KEPT", "SplitTables", "apply_rope_qk_inplace", "apply_rope_with_cos_sin_cache_inplace", "rotary_embedding_cos_sin",
+]  # fmt: skip
+
+_FREQS_DTYPES = (*DTYPES, torch.complex64, torch.complex128)
 
 
 @one_node
@@ -141,6 +155,67 @@ def apply_rope_with_cos_sin_cache_inplace(
         raise renamed(error, q="query", k="key", cos="cos_sin_cache", sin="cos_sin_cache") from error
 
 
+@one_node
+def apply_rope_qk_inplace(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    *,
+    head_size: int | None = None,
+    is_neox: bool = False,
+    positions: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate q and k of a diffusion model in place, and return them.
+
+    Args:
+        q: ``[B, S, Hq, D]``, any strides that keep the features of a head together.
+        k: ``[B, S, Hk, D]`` with any number of heads.
+        cos_sin_cache: the frequencies, a row for each token of a sequence, of all sequences, or of more positions:
+
+            - complex64 or complex128 ``[P, R/2]``, ``cos + i sin`` of each pair, as Qwen-Image makes them. Their
+              parts are copied once and kept in `KEPT`.
+            - a floating dtype ``[P, R]``, the cosines of the R/2 pairs before the sines.
+        head_size: D; by default the last axis of ``q``.
+        is_neox: pairs are ``(i, i + R/2)``; otherwise ``(2i, 2i+1)``, as in diffusion models.
+        positions: ``[B S]`` int32 or int64, the row of each token. Without positions, tables of B S rows have a row for
+            each token; other tables have the rows of a sequence first, and all sequences share these rows.
+
+    Returns:
+        q and k, with new values.
+
+    Raises:
+        TypeError: an argument is not a tensor, or a dtype is not supported or does not match.
+        ValueError: shapes do not fit one another, or memory overlaps.
+
+    Source: ``apply_sglang_jit_rope_qk_inplace`` of SGLang#14302, and ``apply_flashinfer_rope_qk_inplace`` of SGLang,
+    which take the same arguments. For tensors with gaps, SGLang's functions return copies, and this function writes
+    into the tensors themselves.
+    """
+    for name, x in (("q", q), ("k", k)):
+        check_tensor(name, tensor(name, x), (4,), "[batch, seq_len, heads, head_size]")
+    if head_size is not None and integer("head_size", head_size) != q.shape[-1]:
+        raise ValueError(f"head_size: expected q's last axis {q.shape[-1]}, got {head_size}")
+    cos, sin = _tables(cos_sin_cache, q.shape[-1])
+    layout: Layout = "split_half" if flag("is_neox", is_neox) else "interleaved"
+    batch, seq_len = q.shape[:2]
+    if positions is not None:
+        positions = _positions_of_tokens(positions, q)
+    elif batch > 1 and len(cos) == batch * seq_len:
+        cos, sin = (table.unflatten(0, (batch, seq_len)) for table in (cos, sin))
+    elif len(cos) >= seq_len:
+        cos, sin = cos[:seq_len], sin[:seq_len]
+    else:
+        raise ValueError(f"cos_sin_cache: expected a row for each of {seq_len} tokens, got {len(cos)}")
+    try:
+        apply_rope(
+            q, k, cos=cos, sin=sin, layout=layout, positions=positions, rotary_slice=(0, 2 * cos.shape[-1]),
+            inplace=True,
+        )  # fmt: skip
+    except (TypeError, ValueError) as error:
+        raise renamed(error, cos="cos_sin_cache", sin="cos_sin_cache") from error
+    return q, k
+
+
 def _with_heads(name: str, x: torch.Tensor, flat: int, ranks: tuple[int, ...], head_size: int) -> torch.Tensor:
     """A view with an axis of heads. ``x`` has no axis of heads if its rank is ``flat``, and has one for ``ranks``."""
     if tensor(name, x).ndim not in (flat, *ranks):
@@ -182,3 +257,122 @@ def _positions_of_tokens(positions: torch.Tensor, q: torch.Tensor) -> torch.Tens
     if len(positions) != tokens.numel():
         raise ValueError(f"positions: expected a row for each of {tokens.numel()} tokens, got {len(positions)}")
     return positions.view(tokens)
+
+
+def _tables(freqs: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines ``[P, R/2]`` of complex frequencies, or of a cache."""
+    check_tensor("cos_sin_cache", tensor("cos_sin_cache", freqs), (2,), "[positions, columns]", _FREQS_DTYPES)
+    features = freqs.shape[1] * (2 if freqs.is_complex() else 1)
+    if not 0 < features <= head_size or features % 2:
+        wanted = f"complex [positions, R/2] or [positions, R] with an even R up to head_size = {head_size}"
+        raise ValueError(f"cos_sin_cache: expected {wanted}, got {tuple(freqs.shape)}")
+    if freqs.is_complex():
+        return KEPT.split(freqs)
+    cos, sin = freqs.chunk(2, dim=-1)
+    return cos, sin
+
+
+# -------------------------------------------------------------------------- cosines and sines of complex frequencies
+
+# A kernel wants contiguous rows of cosines and of sines. In complex numbers cosines and sines alternate, so both have
+# to be copied. A diffusion model hands the same frequencies to every block in every step, and one copy is enough.
+
+Tables = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    owner: weakref.ref
+    version: int
+    tables: Tables
+
+
+class SplitTables:
+    """Cosines and sines of complex frequencies, kept while the frequencies live and do not change.
+
+    An entry belongs to a tensor, or to the tensor of which the frequencies are a view. The entry is used while this
+    tensor lives, as long as torch counts no write to it, for frequencies at the same address with the same shape,
+    strides, dtype, bit of conjugation and bit of negation, and on the same CUDA stream. A view that each call makes
+    anew therefore finds its entry, and a new tensor at the address of a deleted tensor does not.
+
+    The tables are made anew in every call
+
+    - under ``torch.compile``, and for subclasses of tensors, which may have no memory;
+    - for tensors of ``torch.inference_mode``, for which torch counts no writes;
+    - while a CUDA graph is captured: the graph then makes its own tables, and rests on no memory of this object;
+    - for frequencies that require a gradient.
+
+    A write that torch does not count, through ``Tensor.data`` or a pointer, is not noticed: call `clear` after such a
+    write.
+
+    Args:
+        most: the most entries. The entry that was not used for the longest time is dropped.
+
+    Raises:
+        TypeError, ValueError: ``most`` is not an integer of at least 0.
+    """
+
+    def __init__(self, most: int = 64) -> None:
+        self._most = integer("most", most, at_least=0)
+        self._entries: OrderedDict[tuple, _Entry] = OrderedDict()
+        self._lock = threading.RLock()  # a tensor may die, and its entries with it, while this thread holds the lock
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def clear(self) -> None:
+        """Forget all tables."""
+        with self._lock:
+            self._entries.clear()
+
+    def split(self, freqs: torch.Tensor) -> Tables:
+        """The real and the imaginary part of ``freqs``, contiguous, and shared by the calls that find an entry.
+
+        Raises:
+            TypeError: ``freqs`` is not a complex tensor.
+        """
+        if not _countable(freqs):
+            return _parts(freqs)
+        owner = freqs if freqs._base is None else freqs._base
+        stream = torch.cuda.current_stream(freqs.device).cuda_stream if freqs.is_cuda else None
+        layout = tuple(freqs.shape), freqs.stride(), freqs.dtype, freqs.is_conj(), freqs.is_neg()
+        key = id(owner), freqs.data_ptr(), *layout, freqs.device, stream
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None and entry.owner() is owner and entry.version == freqs._version:
+                self._entries.move_to_end(key)
+                return entry.tables
+        version = freqs._version
+        tables = _parts(freqs)
+        with self._lock:
+            self._entries[key] = _Entry(weakref.ref(owner, lambda _: self._drop(key)), version, tables)
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._most:
+                self._entries.popitem(last=False)
+        return tables
+
+    def _drop(self, key: tuple) -> None:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None and entry.owner() is None:  # else a new tensor already has this place
+                del self._entries[key]
+
+
+def _parts(freqs: torch.Tensor) -> Tables:
+    if not tensor("freqs", freqs).is_complex():
+        raise TypeError(f"freqs: expected a complex tensor, got {dtype_name(freqs.dtype)}")
+    freqs = freqs.resolve_conj().resolve_neg()  # a kernel reads memory, and sees neither bit
+    return freqs.real.contiguous(), freqs.imag.contiguous()
+
+
+def _countable(freqs: torch.Tensor) -> bool:
+    """Whether an entry for these frequencies can be recognized, and noticed to be old."""
+    if torch.compiler.is_compiling() or type(freqs) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    if freqs.requires_grad or freqs.is_inference() or freqs.is_meta:
+        return False
+    return not (freqs.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+KEPT = SplitTables()
+"""The tables that `apply_rope_qk_inplace` keeps."""
