@@ -11,6 +11,7 @@ from ropelab.bench.decode_chain import decode_chain
 from ropelab.bench.dense import deepspeed_table, dense, few_tokens, formats, lengths
 from ropelab.bench.host import host
 from ropelab.bench.host import projection as projection_host
+from ropelab.bench.host_functions import functions as host_functions
 from ropelab.bench.latent_attention import latent_attention
 from ropelab.bench.latent_tiles import latent_tiles
 from ropelab.bench.model_heads import CELLS, model_heads
@@ -66,6 +67,7 @@ STUDIES: dict[str, Study] = {
     "all_pairs": Study(all_pairs, gpu_gib=2, rows=10, timed=False),
     "memory": Study(memory, gpu_gib=3, rows=2, timed=False),
     "host": Study(host, gpu_gib=1, rows=8),
+    "host_functions": Study(host_functions, gpu_gib=2, rows=8),
     "projection_host": Study(projection_host, gpu_gib=2),
     "decode_chain": Study(decode_chain, gpu_gib=2, rows=4, wide=True),
     "deepspeed_table": Study(deepspeed_table, gpu_gib=3, rows=12),
