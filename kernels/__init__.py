@@ -28,8 +28,8 @@ its backward             whole heads  heads     sum of heads   yes              
 `place_triton` finds the tokens and heads of a program, and their positions. `stages_triton` reads, normalizes, turns
 and writes; `cache_rows_triton` has the stages of a paged cache. `angles_triton` computes cosines and sines where there
 are no tables. `projection_quack` calls the product of another library. `float8_triton` converts, and `block_scales` has
-the arithmetic of block scales. `tiles` and `tile_cost` choose how much a program takes,
-`addressing` plans a launch, and `launch` repeats it.
+the arithmetic of block scales. `tile_of` says how much a program of each kernel takes, and why; `addressing` plans a
+launch, and `launch` repeats it.
 """
 
 from ropelab.kernels.backends import HAS_TRITON, INTERPRETED, backend, use_backend, uses_triton

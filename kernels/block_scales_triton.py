@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ropelab.kernels import tile_of
 from ropelab.kernels.addressing import (
     alignment,
     launch_grid,
@@ -51,24 +52,11 @@ from ropelab.kernels.stages_triton import (
     write_pairs,
 )
 from ropelab.kernels.tensors import BlockScaledCacheTensors, QuantizeTensors
-from ropelab.kernels.tiles import PAIRS_PER_ACCESS, next_power_of_2
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
 
 _WARP_PAIRS = tl.constexpr(32 * PAIRS_PER_ACCESS)
 """The pairs that a warp reads at once."""
 _ABOVE, _E4M3 = tl.constexpr(ABOVE_LARGEST), tl.constexpr(E4M3_EXPONENT)
-
-
-@dataclass(frozen=True)
-class ScalesTile:
-    """The heads that a program takes, and its warps.
-
-    Attributes:
-        block_heads: the heads of a program, a power of two; as many tokens for kv, which has one head.
-        num_warps: the warps of a program.
-    """
-
-    block_heads: int
-    num_warps: int = 1
 
 
 @dataclass(frozen=True)
@@ -318,14 +306,14 @@ def _write_kernel(at, first_position, table_rows, seq_len, slot_count, pages, st
 
 
 def plan_quantize(
-    t: QuantizeTensors, rotation: Rotation, blocks: Blocks, weight_scale: float, tile: ScalesTile | None = None
+    t: QuantizeTensors, rotation: Rotation, blocks: Blocks, weight_scale: float, tile: Tile | None = None
 ) -> Callable[..., None]:
     """Plan the launch of `block_scales_torch.quantize`; see `rotate_triton.plan_rotate`.
 
     The features of all tensors are adjacent.
 
     Args:
-        tile: for sweeps; by default `scales_tile` decides.
+        tile: for sweeps; by default `tile_of.block_scales` decides.
 
     Raises:
         ValueError: more programs than a grid can hold.
@@ -333,7 +321,7 @@ def plan_quantize(
     _, seq_len, heads, head_dim = t.x.shape
     if t.x.numel() == 0:
         return launch_nothing
-    tile = tile or scales_tile(t.x)
+    tile = tile or tile_of.block_scales(t.x)
     chosen = _scaling(t, t.x, rotation, blocks, tile, [t.x, t.out])
     grid, order = launch_grid(1, seq_len, chosen["HEAD_BLOCKS"], "heads")
     choices = QuantizeChoices(
@@ -352,13 +340,13 @@ def plan_write(
     norm_eps: float,
     block_size: int,
     block_dim: int,
-    tile: ScalesTile | None = None,
+    tile: Tile | None = None,
 ) -> Callable[..., None]:
     """Plan the launch of `block_scales_torch.write`, for pages whose bytes are adjacent; see `plan_quantize`."""
     seq_len = t.q.shape[1]
     if seq_len == 0:
         return launch_nothing
-    tile = tile or scales_tile(t.q)
+    tile = tile or tile_of.block_scales(t.q)
     page = Page.of(t, rotation, block_size, block_dim)
     chosen = _scaling(t, t.q, rotation, blocks_of_cache(block_dim), tile, [t.q, t.q_out])
     kv_tokens = min(tile.block_heads, next_power_of_2(seq_len))
@@ -378,7 +366,7 @@ def plan_write(
 
 
 def _scaling(
-    t: Any, x: torch.Tensor, rotation: Rotation, blocks: Blocks, tile: ScalesTile, heads: list[torch.Tensor]
+    t: Any, x: torch.Tensor, rotation: Rotation, blocks: Blocks, tile: Tile, heads: list[torch.Tensor]
 ) -> dict[str, Any]:
     """The choices of `Scaling` but the order of programs, for ``x [1, S, H, D]`` and the tensors with its heads."""
     in_order = replace(rotation, rotary_dim=x.shape[3], first=0)
@@ -390,16 +378,3 @@ def _scaling(
         "BLOCK_TOKENS": 1, "BLOCK_DIM": blocks.dim, "AMAX_EPSILON": blocks.amax_epsilon,
         "CONVERSION": conversion(torch.float8_e4m3fn, x.device),
     }  # fmt: skip
-
-
-def scales_tile(x: torch.Tensor) -> ScalesTile:
-    """The tile for heads ``x [1, S, H, D]``: a thread moves 16 bytes in a tiny call, 32 in a small one, 64 in others.
-
-    A program has one warp, so the maximum of a block and the sum of a norm stay within a warp.
-    """
-    size = x.numel() * x.itemsize
-    thread = 16 if size <= _TINY_BYTES else 32 if size <= _FEW_BYTES else 64
-    return ScalesTile(max(1, 32 * thread // x.itemsize // next_power_of_2(x.shape[3])))
-
-
-_TINY_BYTES, _FEW_BYTES = 2**18, 2**21

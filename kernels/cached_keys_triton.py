@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ropelab.kernels import tile_of
 from ropelab.kernels.addressing import common_alignment, strides_of, turning, whole_heads
 from ropelab.kernels.angles_triton import read_angles
 from ropelab.kernels.cache_rows_triton import (
@@ -27,12 +28,11 @@ from ropelab.kernels.cache_rows_triton import (
 from ropelab.kernels.cached_keys_torch import compute_dtype
 from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, from_float8, scale_of_row
 from ropelab.kernels.launch import Launch, LaunchWithBytes, compiler_options, launch_nothing
-from ropelab.kernels.paged_cache_triton import CacheTile, cache_tile, table_free_cache_tile
 from ropelab.kernels.place_triton import Angles, Slots, cached_at, slots_of
-from ropelab.kernels.rotation import Rotation, pairs_of_head
+from ropelab.kernels.rotation import Rotation
 from ropelab.kernels.stages_triton import members_of, narrow, read_pairs, write_pairs
 from ropelab.kernels.tensors import CachedKeys
-from ropelab.kernels.tiles import next_power_of_2
+from ropelab.kernels.tiles import CacheTile, next_power_of_2
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def plan_rotate(t: CachedKeys, rotation: Rotation, tile: CacheTile | None = None
 
     Args:
         t: the features of the cache are adjacent.
-        tile: for sweeps; by default `tile_for` decides.
+        tile: for sweeps; by default `tile_of.cached_keys` decides.
 
     Raises:
         ValueError: more programs than a grid can hold.
@@ -110,7 +110,7 @@ def plan_rotate(t: CachedKeys, rotation: Rotation, tile: CacheTile | None = None
     (blocks, page, heads, head_dim), count = t.k_cache.shape, len(t.slots)
     if blocks * heads * count == 0:
         return launch_nothing
-    tile = tile or tile_for(t, rotation)
+    tile = tile or tile_of.cached_keys(t, rotation)
     tokens = 1 if rotation.table_free else next_power_of_2(count)
     tokens = min(tokens, tile.block_rows // gcd(tile.block_rows, heads))
     head_blocks = triton.cdiv(heads, tile.block_rows // tokens)
@@ -136,13 +136,3 @@ def plan_rotate(t: CachedKeys, rotation: Rotation, tile: CacheTile | None = None
     options = compiler_options(tile.num_warps, None, fuse=False)
     launch = Launch(_cached_keys_kernel, grid, (count, blocks), strides_of(t), choices, options, t.k_cache.device)
     return LaunchWithBytes(launch, CachedKeys) if how in INTEGER_CONVERSIONS else launch
-
-
-def tile_for(t: CachedKeys, rotation: Rotation) -> CacheTile:
-    """The tile that `plan_rotate` chooses for tensors like these: as for a row that `paged_cache_triton` writes."""
-    heads, lanes = t.k_cache.shape[2], rotation.rotary_dim if t.k_scale_cache is None else t.k_cache.shape[3]
-    block_pairs, itemsize = next_power_of_2(pairs_of_head(lanes, rotation)), max(2, t.k_cache.itemsize)
-    if rotation.table_free:
-        return table_free_cache_tile(block_pairs, heads, narrow=rotation.interleaved or itemsize > 2)
-    rows = len(t.slots) * heads
-    return cache_tile(block_pairs, rows, interleaved=rotation.interleaved, itemsize=itemsize)

@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ropelab.kernels import tile_of
 from ropelab.kernels.addressing import (
     heads_of,
     innermost,
@@ -41,7 +42,7 @@ from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import Rotation
 from ropelab.kernels.stages_triton import read_features, read_heads, turn, write_features, write_heads
 from ropelab.kernels.tensors import LatentGradients, LatentTensors, TailTensors
-from ropelab.kernels.tiles import ACCESS_BYTES, Tile, next_power_of_2
+from ropelab.kernels.tiles import Tile, next_power_of_2
 
 _LANES, _LEVELS = tl.constexpr(LANES), tl.constexpr(LANES.bit_length() - 1)
 
@@ -188,7 +189,7 @@ def plan_forward(t: LatentTensors, rotation: Rotation, tile: Tile | None = None)
     Args:
         t: tensors with last strides of 1 and at most ``MAX_BATCH`` batches. Every element of key and value is written.
         rotation: its ``first`` is N.
-        tile: for sweeps; by default `latent_tile` decides.
+        tile: for sweeps; by default `tile_of.latent` decides.
     """
     if t.key.numel() == 0:
         return launch_nothing
@@ -233,7 +234,7 @@ def _launch(
     """The launch of ``kernel`` for ``x``, a tensor with all heads."""
     batch, seq_len, heads = x.shape[:3]
     widest = rotation.rotary_dim if in_place else max(rotation.first, rotation.rotary_dim, value_dim)
-    tile = tile or latent_tile(widest, heads, seq_len, innermost(t[0]), x.itemsize)
+    tile = tile or tile_of.latent(widest, heads, seq_len, innermost(t[0]), x.itemsize)
     head_blocks = triton.cdiv(heads, tile.block_heads) + (1 if kernel is _gradient_kernel else 0)
     grid, order = launch_grid(batch, triton.cdiv(seq_len, tile.block_tokens), head_blocks, tile.innermost)
     choices = LatentChoices(
@@ -246,19 +247,6 @@ def _launch(
     # Without fused multiply-add the results have the same bits as in `latent_torch`.
     options = compiler_options(tile.num_warps, tile.max_registers, fuse=False)
     return Launch(kernel, grid, (seq_len,), strides_of(t), choices, options, x.device)
-
-
-def latent_tile(widest: int, heads: int, seq_len: int, innermost: str = "heads", itemsize: int = 2) -> Tile:
-    """The tile of 128 threads; one access of each thread reads the widest part of the heads, ``widest`` features.
-
-    Where heads are innermost, a program takes heads of one token, if the token has enough heads. Where tokens are
-    innermost, a program takes two heads of several tokens. The choice rests on the repository's study `latent_tiles`.
-    """
-    warps = 4
-    rows = max(1, 32 * warps * ACCESS_BYTES // (next_power_of_2(widest) * itemsize))
-    block_heads = min(2 if innermost == "tokens" else rows, rows, next_power_of_2(heads))
-    block_tokens = min(max(1, rows // block_heads), next_power_of_2(max(1, seq_len)))
-    return Tile(block_tokens, block_heads, warps, innermost)
 
 
 def _sum_nothing(tensors: tuple, *numbers: int) -> None:

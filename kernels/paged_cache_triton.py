@@ -27,34 +27,16 @@ import torch
 import triton
 import triton.language as tl
 
+from ropelab.kernels import tile_of
 from ropelab.kernels.addressing import common_alignment, strides_of, turning, whole_heads
 from ropelab.kernels.cache_rows_triton import Block, Caching, Kind, KindTensors, move_rows, turn_rows
 from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion
 from ropelab.kernels.launch import Launch, LaunchWithBytes, compiler_options, launch_nothing
 from ropelab.kernels.paged_cache_torch import compute_dtype
 from ropelab.kernels.place_triton import Angles, Slots
-from ropelab.kernels.rotation import Norm, Rotation, pairs_of_head
+from ropelab.kernels.rotation import Norm, Rotation
 from ropelab.kernels.tensors import CacheTensors
-from ropelab.kernels.tiles import PAIRS_PER_ACCESS, next_power_of_2
-
-
-@dataclass(frozen=True)
-class CacheTile:
-    """The rows that one program takes, and its warps.
-
-    Attributes:
-        block_rows: the rows of a program, a power of two.
-        num_warps: the warps of a program.
-        pairs_per_access: the pairs whose features, or whose cosines, a thread reads at once.
-        passes: how often a program takes that many rows of the same tokens.
-        pieces: a program takes the pairs of a row in so many pieces; 1 if it computes cosines and sines.
-    """
-
-    block_rows: int
-    num_warps: int
-    pairs_per_access: int
-    passes: int = 1
-    pieces: int = 1
+from ropelab.kernels.tiles import CacheTile, next_power_of_2
 
 
 @dataclass(frozen=True)
@@ -118,7 +100,7 @@ def plan_write(
 
     Args:
         t: tensors with last strides of 1 and at most ``MAX_BATCH`` batches.
-        tile: for sweeps; by default `tile_for` decides.
+        tile: for sweeps; by default `tile_of.paged_cache` decides.
 
     Raises:
         ValueError: more programs than a grid can hold.
@@ -126,7 +108,7 @@ def plan_write(
     batch, seq_len, q_heads, head_dim = t.q.shape
     if batch * seq_len * (q_heads + t.k.shape[2]) == 0:
         return launch_nothing
-    tile = tile or tile_for(t, rotation)
+    tile = tile or tile_of.paged_cache(t, rotation)
     block_tokens, kinds = _kinds(t, rotation, tile)
     programs = sum(kind.PROGRAMS for kind in kinds.values())
     grid = triton.cdiv(seq_len, block_tokens) * programs, batch, 1
@@ -149,7 +131,7 @@ def plan_write(
     numbers = seq_len, len(t.slots), len(t.k_cache)
     # The norm rounds as in `qk_norm_triton`, and the rotation alone as in `rotate_triton`. Computed cosines and sines
     # have the bits of `angles_torch` without fused multiply-add.
-    options = compiler_options(tile.num_warps, _REGISTERS_ACROSS if t.norm_across_heads else None, fuse=False)
+    options = compiler_options(tile.num_warps, tile_of.REGISTERS_ACROSS if t.norm_across_heads else None, fuse=False)
     launch = Launch(_paged_cache_kernel, grid, numbers, strides_of(t), choices, options, t.q.device)
     as_bytes = [conversion(x.dtype, x.device) in INTEGER_CONVERSIONS for x in (t.q_out, t.k_cache, t.v_cache)]
     return LaunchWithBytes(launch, CacheTensors) if any(as_bytes) else launch
@@ -172,14 +154,14 @@ def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, d
     A program takes so many tokens that no row is idle, but not more tokens than there are.
     """
     most = 1 if t.norm_across_heads or rotation.table_free else next_power_of_2(t.q.shape[1])
-    width = 2 * _block_pairs(t, rotation, tile.pieces)
+    width = 2 * tile_of.block_pairs(t, rotation, tile.pieces)
     sources = {
         "V": _Source(t.v, t.v_cache, t.v_out, t.v_scale, t.v_scale_cache, "K" if t.shares_scale else None),
         "NOPE": _Source(t.q_nope, t.q_nope_out, None, t.q_scale, t.q_scale_out, None if t.q_scale_out is None else "Q"),
         "Q": _Source(t.q, t.q_out, None, t.q_scale, t.q_scale_out),
         "K": _Source(t.k, t.k_cache, t.k_out, t.k_scale, t.k_scale_cache),
     }
-    all_rows = _rows_of_token(t, rotation, tile.pieces)
+    all_rows = tile_of.rows_of_token(t, rotation, tile.pieces)
     tokens = {name: min(most, tile.block_rows // gcd(tile.block_rows, rows)) for name, rows in all_rows.items()}
     block_tokens, kinds = max(tokens.values()), dict[str, Any]()
     for name, (x, target, copy, scale, made_scales, moved_by) in sources.items():
@@ -201,127 +183,3 @@ def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, d
             ALIGN=common_alignment([y for y in (x, target, copy) if y is not None]),
         )  # fmt: skip
     return block_tokens, kinds
-
-
-def _block_pairs(t: CacheTensors, rotation: Rotation, pieces: int = 1) -> int:
-    """The pairs of a piece of a row, also those that do not rotate, padded to a power of two."""
-    return next_power_of_2(triton.cdiv(pairs_of_head(t.q.shape[3], rotation), pieces))
-
-
-def _rows_of_token(t: CacheTensors, rotation: Rotation, pieces: int = 1) -> dict[str, int]:
-    """The rows of a token of q, k, v, and features of q that lie apart, as far as programs of their own move them.
-
-    A wide head of the last two makes several rows, unless the kernel makes its scale.
-    """
-    width, (q_heads, k_heads) = 2 * _block_pairs(t, rotation, pieces), (t.q.shape[2], t.k.shape[2])
-    v_pieces = 1 if t.v_scale_cache is not None else triton.cdiv(t.v.shape[3], width)
-    nope_pieces = 0 if t.q_nope is None or t.q_scale_out is not None else triton.cdiv(t.q_nope.shape[3], width)
-    v_rows = 0 if t.shares_scale else k_heads * v_pieces
-    return {"Q": q_heads, "K": k_heads, "V": v_rows, "NOPE": q_heads * nope_pieces}
-
-
-def tile_for(t: CacheTensors, rotation: Rotation) -> CacheTile:
-    """The tile that `plan_write` chooses for tensors like these."""
-    batch, seq_len, q_heads, _ = t.q.shape
-    block_pairs = _block_pairs(t, rotation)
-    narrow_access = rotation.interleaved or t.q.itemsize > 2
-    if t.norm_across_heads:
-        return cache_tile_of_all_heads(block_pairs, max(q_heads, t.k.shape[2]), narrow=narrow_access)
-    if t.shares_scale or (t.q_nope is not None and t.q_scale_out is not None):
-        # A program holds all features of its rows. More rows would take more registers than there are.
-        return CacheTile(max(1, 32 * PAIRS_PER_ACCESS // block_pairs), 1, _access(narrow_access))
-    if rotation.table_free:
-        return table_free_cache_tile(block_pairs, q_heads, narrow=narrow_access)
-    return cache_tile(
-        pairs_of_head(t.q.shape[3], rotation), batch * seq_len * sum(_rows_of_token(t, rotation).values()),
-        interleaved=rotation.interleaved, itemsize=t.q.itemsize, nope_apart=t.q_nope is not None,
-    )  # fmt: skip
-
-
-def table_free_cache_tile(block_pairs: int, q_heads: int, *, narrow: bool) -> CacheTile:
-    """The tile of one token whose heads share computed cosines and sines: each thread computes one angle.
-
-    Args:
-        narrow: whether a thread moves 16 bytes of four pairs, not of eight.
-    """
-    return CacheTile(
-        min(_TABLE_FREE_HEADS, next_power_of_2(max(1, q_heads))), min(8, max(1, block_pairs // 32)), _access(narrow)
-    )
-
-
-def cache_tile_of_all_heads(block_pairs: int, heads: int, *, narrow: bool) -> CacheTile:
-    """The tile for a norm across ``heads`` heads of q or of k: a program takes all heads of a token.
-
-    The tile does not depend on the number of tokens, so the sum of a norm has one order.
-    """
-    rows = next_power_of_2(max(1, heads))
-    return CacheTile(rows, min(16, max(1, rows * block_pairs // (32 * _PAIRS_OF_A_THREAD))), _access(narrow))
-
-
-_REGISTERS_ACROSS = 96
-"""The limit on the registers of a thread under a norm across heads; the assembler would take up to 113.
-
-It leaves room for a fifth program of 128 threads on a multiprocessor, and no register is spilled."""
-
-_TABLE_FREE_HEADS = 16
-_PAIRS_OF_A_THREAD = 16
-"""The pairs that a thread holds under a norm across heads."""
-
-
-def _access(narrow: bool) -> int:
-    return PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
-
-
-def cache_tile(pairs: int, rows: int, *, interleaved: bool, itemsize: int, nope_apart: bool = False) -> CacheTile:
-    """The tile for ``rows`` rows of all tokens, whose heads have ``pairs`` pairs.
-
-    A thread moves 16 bytes at once, as in `tile_cost.choose`. The sum of a norm has one order whatever the tile is, so
-    a token has the same bits alone and among other tokens.
-
-    A thread of a large call moves 64 bytes or more, in as many passes as that takes, and a program has one warp: each
-    program reads the cosines and sines of its tokens once for all passes. If padding would leave many lanes idle, a
-    program takes each head in pieces, see `pieces_of`. All pieces of a head belong to the same few threads, which move
-    8 bytes at once.
-
-    A small call takes one pass, so that no row waits for another, and programs of four warps, because fewer programs
-    start sooner. In a small call, heads of up to ``_FEW_PAIRS`` pairs take one warp and 32 bytes, unless features of q
-    lie apart. The record `one_pass_tiles` has the times of these and of other tiles.
-
-    Args:
-        interleaved: whether the pairs are interleaved.
-        itemsize: the bytes of an element of q.
-        nope_apart: whether features of q that do not rotate are moved too.
-    """
-    access, block_pairs = _access(interleaved or itemsize > 2), next_power_of_2(pairs)
-    few = rows * 2 * block_pairs * itemsize <= _FEW_BYTES
-    pieces = 1 if few else pieces_of(pairs, interleaved)
-    if pieces > 1:
-        access, block_pairs = PAIRS_PER_ACCESS, next_power_of_2(triton.cdiv(pairs, pieces))
-    bytes_of_pass = 2 * itemsize * pieces * max(access, block_pairs // 32)
-    warps, passes = 1, triton.cdiv(64, bytes_of_pass)
-    if few:
-        if block_pairs > _FEW_PAIRS or nope_apart:
-            warps, passes = 4, 1
-        else:
-            passes = triton.cdiv(32, bytes_of_pass)
-    return CacheTile(max(1, 32 * warps * access // block_pairs), warps, access, passes, pieces)
-
-
-def pieces_of(pairs: int, interleaved: bool) -> int:
-    """The pieces of a head: as few as leave the fewest lanes idle.
-
-    The width of a piece is a power of two. For example, 80 adjacent pairs are 5 pieces of 16, and 96 pairs are 3 pieces
-    of 32; one piece would have 128 lanes. A piece has at least ``_PIECE`` pairs: in 16 bits, their members fill a
-    sector of memory, 32 bytes. Halves have at most 3 pieces and adjacent pairs at most 6. These limits were the faster
-    ones in a trial on an H200, and no record has these widths yet.
-    """
-    widths = [_PIECE << i for i in range(max(1, (next_power_of_2(pairs) // _PIECE).bit_length()))]
-    counts = [n for width in widths if (n := triton.cdiv(pairs, width)) <= (6 if interleaved else 3)]
-    return min(counts, key=lambda n: (n * next_power_of_2(triton.cdiv(pairs, n)), n))
-
-
-_PIECE = 16
-
-_FEW_BYTES, _FEW_PAIRS = 2**22, 32
-"""An H100 or an H200 holds the warps of a pass over a small call at once: 4,096 warps of a kilobyte, 31 on each
-multiprocessor. In further passes a warp would do alone what idle warps could do at the same time."""

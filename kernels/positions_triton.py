@@ -7,14 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
+from ropelab.kernels import tile_of
 from ropelab.kernels.positions_torch import Shard
 from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION
 
 _NO_POSITION = tl.constexpr(NO_POSITION)
 _INVALID_POSITION = tl.constexpr(INVALID_POSITION)
-
-_BLOCK_TOKENS = 512  # 65,536 tokens then make one program for each multiprocessor of a large GPU
-_BLOCK_SEQUENCES = 1024
 
 
 @triton.jit(do_not_specialize=["sequences", "total_tokens", "offset", "cp_rank", "search_steps"])
@@ -106,15 +104,15 @@ def packed_positions(
     positions = torch.empty(total_tokens, dtype=torch.int32, device=cu_seqlens.device)
     if total_tokens == 0:
         return positions
-    sequences = len(cu_seqlens) - 1
+    sequences, (block_tokens, block_sequences) = len(cu_seqlens) - 1, tile_of.POSITIONS
     per_sequence = isinstance(offsets, torch.Tensor)
     with torch.cuda.device_of(cu_seqlens):  # Triton launches on the current device
-        _packed_positions_kernel[(triton.cdiv(total_tokens, _BLOCK_TOKENS),)](
+        _packed_positions_kernel[(triton.cdiv(total_tokens, block_tokens),)](
             positions, cu_seqlens, offsets if per_sequence else cu_seqlens,
             cu_seqlens.stride(0), offsets.stride(0) if isinstance(offsets, torch.Tensor) else 0,
             sequences, total_tokens, 0 if per_sequence else offsets, shard.cp_rank,
             sequences.bit_length(),  # the number of halvings for sequences + 1 candidates
             CP_SIZE=shard.cp_size, DUAL=shard.dual, OFFSETS=per_sequence,
-            BLOCK_TOKENS=_BLOCK_TOKENS, BLOCK_SEQUENCES=_BLOCK_SEQUENCES,
+            BLOCK_TOKENS=block_tokens, BLOCK_SEQUENCES=block_sequences,
         )  # fmt: skip
     return positions

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ropelab.kernels import angles_torch
+from ropelab.kernels import angles_torch, tile_of
 from ropelab.kernels.addressing import common_alignment, strides_of, turning
 from ropelab.kernels.backends import INTERPRETED
 from ropelab.kernels.choices import Turning
@@ -42,6 +42,7 @@ from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION, Norm, Rotation
 from ropelab.kernels.stages_triton import Columns, read_columns, turn, write_features
 from ropelab.kernels.tensors import ProjectionTensors
+from ropelab.kernels.tiles import ProjectionTile
 
 HEAD_DIMS = 64, 128, 256
 """The widths of a head that a tile can hold whole."""
@@ -59,24 +60,6 @@ NUMBERS = [
     "slot_count", "pages",
 ]  # fmt: skip
 """The numbers of the kernel. None of them changes its code, so all products of a model share a compiled kernel."""
-
-
-@dataclass(frozen=True)
-class ProjectionTile:
-    """The part of the product that a program computes at once.
-
-    Attributes:
-        tokens, features, inputs: its rows and columns, and the inputs that one step adds up.
-        num_warps, num_stages: the warps of a program, and the steps whose operands are under way.
-        group: so many neighbouring rows of tiles share a column of the weight in turn.
-    """
-
-    tokens: int = 128
-    features: int = 256
-    inputs: int = 64
-    num_warps: int = 8
-    num_stages: int = 3
-    group: int = 8
 
 
 @dataclass(frozen=True)
@@ -425,7 +408,7 @@ def plan_project(
     q_heads: int,
     k_heads: int,
     norm: Norm | None = None,
-    tile: ProjectionTile = ProjectionTile(),
+    tile: ProjectionTile = tile_of.PROJECTION,
 ) -> ProjectionLaunch:
     """Plan the launch of `projection_torch.project`, which `serves`; ``tile`` is for sweeps."""
     sequences, seq_len, _, head_dim = t.qkv.shape

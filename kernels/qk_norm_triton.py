@@ -25,16 +25,16 @@ moves tensors between threads.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from ropelab.kernels import tile_of
 from ropelab.kernels.addressing import (
     heads_of,
-    innermost,
     launch_grid,
     strides_of,
     turning,
@@ -45,7 +45,7 @@ from ropelab.kernels.choices import Choices, Turning
 from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
 from ropelab.kernels.place_triton import Angles, block_of_tokens, blocks_of_program, heads_at
 from ropelab.kernels.qk_norm_torch import compute_dtype
-from ropelab.kernels.rotation import Rotation, pairs_of_head
+from ropelab.kernels.rotation import Rotation
 from ropelab.kernels.stages_triton import (
     lane_feature,
     members_of,
@@ -56,7 +56,7 @@ from ropelab.kernels.stages_triton import (
     write_pairs,
 )
 from ropelab.kernels.tensors import NormGradients, NormTensors
-from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, fit_tile, next_power_of_2, reads_several_axes
+from ropelab.kernels.tiles import BackwardTile, Tile
 
 
 @dataclass(frozen=True)
@@ -81,21 +81,6 @@ class NormChoices(Turning):
     EPS: float
     SAME_STRIDES: bool
     WEIGHT_GRADS: bool = False
-
-
-@dataclass(frozen=True)
-class BackwardTile:
-    """The tokens and heads that a program of the backward takes at a time, its warps, and the number of programs.
-
-    A program goes through many blocks of tokens and keeps its share of dw in registers. Each multiprocessor of the GPU
-    gets a few programs, and all programs run at once, so that few rows of dw are left to be summed.
-    """
-
-    block_tokens: int
-    block_heads: int
-    num_warps: int
-    programs_per_multiprocessor: int
-    pairs_per_access: int = PAIRS_PER_ACCESS
 
 
 @triton.jit
@@ -241,13 +226,11 @@ def plan_forward(t: NormTensors, rotation: Rotation, eps: float, tile: Tile | No
         t: tensors with last strides of 1 and at most ``MAX_BATCH`` batches. Every element of the results is written.
         rotation: the results have the layout of the inputs, and ``rotation.transpose`` is ignored.
         eps: the number that is added to the mean of the squares.
-        tile: for sweeps; by default `choose_forward_tile` decides.
+        tile: for sweeps; by default `tile_of.qk_norm` decides.
     """
     if t.q.numel() + t.k.numel() == 0:
         return launch_nothing
-    if tile is None:
-        shares_columns = reads_several_axes(rotation)
-        tile = replace(choose_forward_tile(*_shape(t, rotation)), shares_columns=shares_columns)
+    tile = tile or tile_of.qk_norm(t, rotation)
     head_blocks = _head_blocks(t, tile)
     grid, order = launch_grid(t.q.shape[0], triton.cdiv(t.q.shape[1], tile.block_tokens), head_blocks, tile.innermost)
     chosen = {"HEAD_BLOCKS": head_blocks, "INNERMOST": order}
@@ -265,7 +248,7 @@ def plan_backward(
     if t.q.numel() + t.k.numel() == 0:
         return _launch_backward_of_nothing
     batch, seq_len, _, head_dim = t.q.shape
-    tile = tile or choose_backward_tile(*_shape(t, rotation))
+    tile = tile or tile_of.qk_norm_backward(t, rotation)
     head_blocks, token_blocks = _head_blocks(t, tile), triton.cdiv(seq_len, tile.block_tokens)
     programs = tile.programs_per_multiprocessor * _multiprocessors(t.q.device) // head_blocks
     programs = max(1, min(programs, batch * token_blocks))
@@ -277,8 +260,9 @@ def plan_backward(
     rows, q_rows = head_blocks * programs, triton.cdiv(t.q.shape[2], tile.block_heads) * programs
     no_strides = NormGradients._make([None] * len(t))
     sum_rows = Launch(
-        _sum_rows_kernel, (2, triton.cdiv(head_dim, _SUM_FEATURES), 1), (q_rows, rows), no_strides,
-        SumChoices(head_dim, _SUM_ROWS, _SUM_FEATURES), compiler_options(8, None, fuse=True), t.q.device,
+        _sum_rows_kernel, (2, triton.cdiv(head_dim, tile_of.SUM_FEATURES), 1), (q_rows, rows), no_strides,
+        SumChoices(head_dim, tile_of.SUM_ROWS, tile_of.SUM_FEATURES),
+        compiler_options(tile_of.SUM_WARPS, None, fuse=True), t.q.device,
     )  # fmt: skip
     return Backward(launch, sum_rows, (rows, head_dim), compute_dtype(t))
 
@@ -299,54 +283,6 @@ class Backward:
         self.sum_rows(t)
 
 
-# Few programs read all rows, so each program must have many reads under way at once: 32 for each of 256 threads.
-_SUM_ROWS, _SUM_FEATURES = 512, 16
-
-
-_REGISTERS = 65536
-"""The registers of a multiprocessor; every NVIDIA GPU from sm_70 on has so many."""
-
-
-def choose_forward_tile(features: int, heads: int, seq_len: int, innermost: str = "heads", itemsize: int = 2) -> Tile:
-    """The tile of the forward: 512 pairs of tokens that have ``heads`` heads of ``features`` features.
-
-    512 pairs are 8 heads of 128 features; q and k usually have no fewer. A thread takes 16 bytes of each member of its
-    pairs. Half as many interleaved pairs would fill 16 bytes too, but twice as many threads then share a head, and the
-    sum over the head holds them up: 0.89 of a copy instead of 0.97. Where tokens are innermost, a program takes few
-    heads.
-    """
-    if itemsize > 2:
-        most_heads = 2 if innermost == "tokens" else None
-        return fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads)
-    most_heads = 1 if innermost == "tokens" else None
-    return fit_tile(features, heads, seq_len, innermost, 2 * PAIRS_PER_ACCESS, 2, most_heads)
-
-
-def choose_backward_tile(
-    features: int, heads: int, seq_len: int, innermost: str = "heads", itemsize: int = 2
-) -> BackwardTile:
-    """The tile of the backward: 512 pairs, four for each thread, because a thread holds x and its gradient at once.
-
-    The order of the sums over a head depends on the pairs that a thread holds. The tile therefore has so many heads
-    that every thread holds four pairs of a head: a gradient has the same bits for any number of tokens and heads.
-
-    There are as many programs as the registers of the GPU allow at once. All programs then run at the same time, and no
-    program waits until others are done.
-    """
-    most_heads = 2 if innermost == "tokens" else None
-    tile = fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads)
-    lanes = 32 * PAIRS_PER_ACCESS // (tile.block_tokens * features // 2)
-    tile = replace(tile, block_heads=max(tile.block_heads, lanes))
-    registers = 32 * tile.num_warps * _registers(tile, features // 2, itemsize)
-    return BackwardTile(tile.block_tokens, tile.block_heads, tile.num_warps, max(1, _REGISTERS // registers))
-
-
-def _shape(t: NormTensors | NormGradients, rotation: Rotation) -> tuple[int, int, int, str, int]:
-    """The arguments of the functions that choose a tile."""
-    heads, features = max(t.q.shape[2], t.k.shape[2]), 2 * next_power_of_2(pairs_of_head(t.q.shape[3], rotation))
-    return features, heads, t.q.shape[1], innermost(t.q), t.q.itemsize
-
-
 def _launch(kernel, grid, numbers, t, rotation: Rotation, eps: float, tile, chosen: dict[str, Any], *, fuse: bool):
     """The launch of the forward or of the backward."""
     lanes, access = whole_heads(t.q.shape[3], rotation, tile.pairs_per_access), tile.pairs_per_access
@@ -360,19 +296,9 @@ def _launch(kernel, grid, numbers, t, rotation: Rotation, eps: float, tile, chos
         BLOCK_TOKENS=tile.block_tokens, BLOCK_HEADS=tile.block_heads, EPS=float(eps),
         SAME_STRIDES=all(x.stride()[:3] == heads[i % 2].stride()[:3] for i, x in enumerate(heads)),
     )  # fmt: skip
-    registers = _registers(tile, lanes["BLOCK_PAIRS"], t.q.itemsize)
+    registers = tile_of.norm_registers(tile, lanes["BLOCK_PAIRS"], t.q.itemsize)
     options = compiler_options(tile.num_warps, registers, fuse=fuse)
     return Launch(kernel, grid, (t.q.shape[1], *numbers), strides, choices, options, t.q.device)
-
-
-def _registers(tile, block_pairs: int, itemsize: int) -> int:
-    """The limit on the registers of a thread: 64 for four pairs of features of two bytes.
-
-    Without a limit the assembler saves a few registers by moving loads behind the first arithmetic. These registers do
-    not make room for another program, and every program then waits for memory twice.
-    """
-    pairs_per_thread = tile.block_tokens * tile.block_heads * block_pairs / (32 * tile.num_warps)
-    return min(255, max(64, int(16 * pairs_per_thread * max(itemsize, 2) / 2)))
 
 
 def _launch_backward_of_nothing(tensors: tuple, *numbers: int) -> None:

@@ -20,12 +20,11 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from ropelab.kernels import tile_of
 from ropelab.kernels.addressing import (
     heads_of,
-    innermost,
     launch_grid,
     strides_of,
-    table_strides,
     turning,
 )
 from ropelab.kernels.angles_triton import shared_columns
@@ -53,13 +52,7 @@ from ropelab.kernels.stages_triton import (
     write_pairs,
 )
 from ropelab.kernels.tensors import RotateTensors
-from ropelab.kernels.tile_cost import choose
-from ropelab.kernels.tiles import FlatTile, Tile, Work, next_power_of_2, pairs_per_access
-
-_TABLES_STAY = 2**23
-"""The bytes of tables up to which the tables are still in the cache when the next batch reads them.
-
-On an H200, tables of this size stayed in the cache, and tables of twice the size did not."""
+from ropelab.kernels.tiles import FlatTile, Tile, next_power_of_2, pairs_per_access
 
 
 @dataclass(frozen=True)
@@ -359,7 +352,7 @@ def plan_rotate(t: RotateTensors, rotation: Rotation, tile: Tile | FlatTile | No
     Args:
         t: tensors of one GPU with last strides of 1 and at most ``MAX_BATCH`` batches; q and k have one dtype. Every
             element of the results is written.
-        tile: for sweeps; by default `tile_for` decides.
+        tile: for sweeps; by default `tile_of.rotate` decides.
 
     Returns:
         ``launch(tensors, first_position, table_rows)``. It serves tensors that agree with these in everything except
@@ -368,7 +361,7 @@ def plan_rotate(t: RotateTensors, rotation: Rotation, tile: Tile | FlatTile | No
     """
     if sum(x.numel() for x in heads_of(t)) == 0:
         return launch_nothing
-    tile = tile or tile_for(t, rotation)
+    tile = tile or tile_of.rotate(t, rotation)
     mapped = _flat(t, rotation, tile) if isinstance(tile, FlatTile) else _whole(t, rotation, tile)
     grid, block_tokens, access, chosen = mapped
     choices = RotateChoices(
@@ -377,7 +370,7 @@ def plan_rotate(t: RotateTensors, rotation: Rotation, tile: Tile | FlatTile | No
         LANE_DIM=rotation.rotary_dim, FIRST=0, GROUP=0,
         BEFORE=rotation.first, AFTER=t.q.shape[3] - rotation.first - rotation.rotary_dim,
         Q_HEADS=t.q.shape[2], K_HEADS=0 if t.k is None else t.k.shape[2], BLOCK_TOKENS=block_tokens,
-        IN_PLACE=_in_place(t), SAME_STRIDES=_same_strides(t), HEADS_FIRST=tile.heads_first and t.positions is not None,
+        IN_PLACE=t.in_place, SAME_STRIDES=t.same_strides, HEADS_FIRST=tile.heads_first and t.positions is not None,
     )  # fmt: skip
     # Without fused multiply-add the results have the same bits as in `rotate_torch`.
     options = compiler_options(tile.num_warps, tile.max_registers, fuse=False)
@@ -407,7 +400,7 @@ def _flat(t: RotateTensors, rotation: Rotation, tile: FlatTile):
     program has yet to read. All features of such results must rotate, because copied features have no pairs.
     """
     batch, seq_len, q_heads, head_dim = t.q.shape
-    rest = 0 if _in_place(t) and t.positions is None else head_dim - rotation.rotary_dim
+    rest = 0 if t.in_place and t.positions is None else head_dim - rotation.rotary_dim
     chunk = min(tile.pairs_per_access, pairs_per_access(rotation, rest))
     per_head = (rotation.rotary_dim + rest) // (2 * chunk)
     heads = q_heads + (0 if t.k is None else t.k.shape[2])
@@ -425,46 +418,3 @@ def _flat(t: RotateTensors, rotation: Rotation, tile: FlatTile):
         "ACCESSES": tile.accesses, "BLOCK_HEADS": tile.block_heads, "BLOCK_PAIRS": chunk,
     }  # fmt: skip
     return grid, block_tokens, 2 * chunk if rotation.interleaved or rotation.out_interleaved else chunk, chosen
-
-
-def tile_for(t: RotateTensors, rotation: Rotation) -> Tile | FlatTile:
-    """The tile that `plan_rotate` chooses for tensors like these."""
-    return choose(work_of(t, rotation))
-
-
-def work_of(t: RotateTensors, rotation: Rotation) -> Work:
-    """The call, as far as the choice of a tile needs it."""
-    q = t.q_out  # the strides of an expanded input do not show the order of its axes
-    batch, seq_len, _, head_dim = q.shape
-    in_place, reads_positions = _in_place(t), t.positions is not None
-    only_pairs = t.k is None and rotation.rotary_dim == head_dim and not rotation.full_width
-    same_offsets = _same_strides(t) and table_strides(t.cos) == table_strides(t.sin)
-    return Work(
-        rotation, tuple(y.shape[2] for _, y in t.pairs),
-        next_power_of_2(max(1, batch)), next_power_of_2(max(1, seq_len)),
-        innermost="batches" if _batches_read_anew(t) else innermost(q),
-        rest=0 if in_place and not reads_positions else head_dim - rotation.rotary_dim,
-        positions=reads_positions, itemsize=q.itemsize, column_bytes=t.cos.itemsize,
-        bare_q=only_pairs and t.cos.itemsize <= 4 and same_offsets, in_place=in_place,
-    )  # fmt: skip
-
-
-def _in_place(t: RotateTensors) -> bool:
-    return all(x is y for x, y in t.pairs)
-
-
-def _same_strides(t: RotateTensors) -> bool:
-    return all(x.stride()[:3] == y.stride()[:3] for x, y in t.pairs)
-
-
-def _batches_read_anew(t: RotateTensors) -> bool:
-    """Whether the batches share tables that are large, and that leave the cache before the next batch reads them.
-
-    Tables are large if their row for a token has at least an eighth of the bytes that the rotation of the token's heads
-    reads and writes.
-    """
-    if t.positions is not None or (t.cos.ndim == 3 and len(t.cos) > 1) or len(t.q) == 1:
-        return False
-    row = 2 * t.cos.shape[-1] * t.cos.itemsize
-    heads = 2 * sum(x.shape[2] * x.shape[3] * x.itemsize for x, _ in t.pairs)
-    return t.q.shape[1] * row > _TABLES_STAY and 8 * row >= heads

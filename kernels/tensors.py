@@ -53,6 +53,16 @@ class RotateTensors(NamedTuple):
         pairs = (self.q, self.q_out), (self.k, self.k_out)
         return [(x, y) for x, y in pairs if x is not None and y is not None]
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the results are their inputs."""
+        return all(x is y for x, y in self.pairs)
+
+    @property
+    def same_strides(self) -> bool:
+        """Whether one offset serves an input and its result."""
+        return all(x.stride()[:3] == y.stride()[:3] for x, y in self.pairs)
+
 
 class NormTensors(NamedTuple):
     """q and k, the weights of their norms, ``[D]``, of one floating dtype, and the results."""

@@ -15,16 +15,20 @@ from ropelab.kernels.tiles import (
     Tile,
     Work,
     candidates,
-    choose_table_free_tile,
     next_power_of_2,
     pairs_per_access,
 )
 
 # An H100 or H200. The choice is the same on every GPU, so that a model has the same programs everywhere.
-_MULTIPROCESSORS, _THREADS, _REGISTERS = 132, 2048, 65536
+_MULTIPROCESSORS, _THREADS, REGISTERS = 132, 2048, 65536
 
 _NEEDED_IN_FLIGHT = 32_000
-"""The bytes that a multiprocessor of an H200 has to have under way: its share of 4.8 TB/s for 0.9 microseconds."""
+"""The bytes of loads that the estimate wants under way in a multiprocessor of an H200: its share of 4.8 TB/s for 0.9
+microseconds.
+
+By Little's law half of them would do: a program waits for loads only, and half of the bytes that a rotation moves are
+stores. So the term ``in_flight`` begins at twice the bytes that keep the memory busy, and its weight is fitted to that.
+"""
 
 _LATER_ROWS = 0.5
 """The wait for positions, as a part of a wait for memory, if the loads of all heads have begun before."""
@@ -73,10 +77,7 @@ WEIGHTS = Terms(0.017, 0.0312, 0.0314, 0.114, 0.00858, 0.0277, 0.321, 0.0199, 0.
 
 @lru_cache(maxsize=4096)
 def choose(work: Work) -> Tile | FlatTile:
-    """The tile for a call: the candidate that costs least, or the tile for a call without tables."""
-    if work.rotation.table_free:
-        shape = work.rotation.rotary_dim, work.heads[0], work.seq_len, work.innermost
-        return choose_table_free_tile(*shape, itemsize=work.itemsize)
+    """The candidate that costs least."""
     return min(candidates(work), key=partial(cost, work))
 
 
@@ -107,7 +108,7 @@ def terms(work: Work, tile: Tile | FlatTile) -> Terms:
     waits, follows = work.positions and not tile.heads_first, work.positions and tile.heads_first
     rounds = 1 + waits + _LATER_ROWS * follows + programs.late
     registers = min(96, 18 + 2.8 * programs.places)
-    resident = min(_THREADS, _REGISTERS / registers)
+    resident = min(_THREADS, REGISTERS / registers)
     in_flight = resident * programs.places * 2 * work.itemsize
     busiest = ceil(programs.count / _MULTIPROCESSORS) * threads * programs.places
     return Terms(

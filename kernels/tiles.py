@@ -1,4 +1,4 @@
-"""Choose how much of the work one Triton program takes."""
+"""The tiles that programs may take of the work, and the candidates for a rotation; `tile_of` has the tile of a call."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -61,6 +61,58 @@ class FlatTile:
     shares_columns: bool = False
 
 
+@dataclass(frozen=True)
+class BackwardTile:
+    """The tokens and heads that a program of the norm's backward takes at a time, its warps, and the programs.
+
+    A program goes through many blocks of tokens and keeps its share of dw in registers. Each multiprocessor of the GPU
+    gets a few programs, and all programs run at once, so that few rows of dw are left to be summed.
+    """
+
+    block_tokens: int
+    block_heads: int
+    num_warps: int
+    programs_per_multiprocessor: int
+    pairs_per_access: int = PAIRS_PER_ACCESS
+
+
+@dataclass(frozen=True)
+class CacheTile:
+    """The rows that a program of the kernels of caches takes, and its warps.
+
+    Attributes:
+        block_rows: the rows of a program, a power of two.
+        num_warps: the warps of a program.
+        pairs_per_access: as for `Tile`.
+        passes: how often a program takes that many rows of the same tokens.
+        pieces: a program takes the pairs of a row in so many pieces; 1 if it computes cosines and sines.
+    """
+
+    block_rows: int
+    num_warps: int
+    pairs_per_access: int
+    passes: int = 1
+    pieces: int = 1
+
+
+@dataclass(frozen=True)
+class ProjectionTile:
+    """The part of a product that a program computes at once.
+
+    Attributes:
+        tokens, features, inputs: its rows and columns, and the inputs that one step adds up.
+        num_warps, num_stages: the warps of a program, and the steps whose operands are under way.
+        group: so many neighbouring rows of tiles share a column of the weight in turn.
+    """
+
+    tokens: int
+    features: int
+    inputs: int
+    num_warps: int
+    num_stages: int
+    group: int
+
+
 # These are limits on the registers of a thread that takes more than four pairs, or two accesses of flat rows. Without a
 # limit the assembler saves a few registers by moving half of the loads behind the first arithmetic. The saved registers
 # make no room for another program, and every program then waits for memory twice. A thread that may use 96 registers,
@@ -75,8 +127,6 @@ _FEW_TOKENS = 8
 # From _MANY_FEATURES on, the threads of a program share cosines and sines: they save instructions and wait for an
 # exchange. The number follows from counts of both in machine code. The record `mrope` has calls on both sides of it.
 _MANY_FEATURES = 2**22
-
-_TABLE_FREE_HEADS = 16
 
 
 @dataclass(frozen=True)
@@ -177,8 +227,7 @@ def _whole_tiles(work: Work) -> Iterator[Tile]:
     shape = work.rotation.rotary_dim, work.heads[0], work.seq_len, work.innermost
     for access, warps in ((PAIRS_PER_ACCESS, 4), (2 * PAIRS_PER_ACCESS, 4), (2 * PAIRS_PER_ACCESS, 2)):
         for heads in (2, 4) if work.innermost == "tokens" else (None,):
-            tile = fit_tile(*shape, access, warps, heads)
-            yield replace(tile, max_registers=_registers(work, access))
+            yield fit_tile(*shape, access, warps, heads, _registers(work, access))
     if work.batch * work.seq_len <= _FEW_TOKENS:
         yield Tile(1, 1, 1, work.innermost)
 
@@ -213,26 +262,6 @@ def axis_group(rotation: Rotation) -> int:
 def reads_several_axes(rotation: Rotation) -> bool:
     """Whether four adjacent pairs read positions along several axes."""
     return axis_group(rotation) < PAIRS_PER_ACCESS
-
-
-def choose_table_free_tile(
-    rotary_dim: int, q_heads: int, seq_len: int, innermost: str = "heads", *, itemsize: int = 2
-) -> Tile:
-    """The tile for a kernel that computes cosines and sines; the arguments are as for `fit_tile`.
-
-    The tile has as many tokens as give each thread one angle to compute. With fewer angles than threads, the compiler
-    would make every thread compute the angles of its own pairs: eight times as many angles. Many heads share the
-    angles, so that a thread has 16 pairs. Where heads are adjacent, two warps make a program: the threads of a program
-    wait for each other, and many small programs wait less than few large programs.
-    """
-    width = next_power_of_2(rotary_dim // 2)
-    threads = max(32 * (4 if innermost == "tokens" else 2), min(width, 256))
-    heads = min(_TABLE_FREE_HEADS, next_power_of_2(max(q_heads, 1)))
-    # With few heads the tile has more tokens, so that a thread still moves 16 bytes at once.
-    access = PAIRS_PER_ACCESS if itemsize > 2 else 2 * PAIRS_PER_ACCESS
-    tokens = max(threads, threads * access // heads) // width
-    tokens = min(max(1, tokens), next_power_of_2(max(seq_len, 1)))
-    return Tile(tokens, heads, threads // 32, innermost, access)
 
 
 def fit_tile(

@@ -1,6 +1,6 @@
 """Time the one launch of `rope_and_cache` with the chosen tile and with other tiles.
 
-`ropelab.kernels.paged_cache_triton.tile_for` rests on this sweep.
+`ropelab.kernels.tile_of.cache_rows` rests on this sweep.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,10 @@ import torch
 from ropelab.bench import cells, in_parts, timing
 from ropelab.bench.cache_operations import EPS, CacheOperation, LatentCache, NormAndCache, Tensors, WholeLatentCache
 from ropelab.bench.operation import sweep
-from ropelab.kernels import Norm, Rotation, paged_cache_triton
-from ropelab.kernels.paged_cache_triton import CacheTile
+from ropelab.kernels import Norm, Rotation, paged_cache_triton, tile_of
 from ropelab.kernels.run import run
 from ropelab.kernels.tensors import CacheTensors
-from ropelab.kernels.tiles import PAIRS_PER_ACCESS
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS, CacheTile
 from ropelab.layout.pairing import LAYOUTS
 
 FIELDS = dict.fromkeys(("block_rows", "num_warps", "pairs_per_access", "passes"), 0)
@@ -78,7 +77,7 @@ def _sweep(case: CacheOperation, device: torch.device | str, rounds: int) -> pd.
     def write(tile: CacheTile, call: Tensors) -> None:
         run(paged_cache_triton.plan_write, tensors(call), rotation, norm, tile)
 
-    chosen = paged_cache_triton.tile_for(tensors(sets[0]), rotation)
+    chosen = tile_of.paged_cache(tensors(sets[0]), rotation)
     copied = [case.to_copy(call) for call in sets]
     with torch.no_grad():
         return sweep(

@@ -1,6 +1,6 @@
 """Time the kernels of latent attention with the chosen tile and with other tiles.
 
-`latent_triton.latent_tile` rests on this sweep.
+`tile_of.latent` rests on this sweep.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import torch
 from ropelab.bench import cells
 from ropelab.bench.latent_attention import Latent
 from ropelab.bench.operation import sweep
-from ropelab.kernels import Rotation, latent_triton
+from ropelab.kernels import Rotation, latent_triton, tile_of
 from ropelab.kernels.run import run
 from ropelab.kernels.tensors import LatentGradients, LatentTensors, TailTensors
 from ropelab.kernels.tiles import Tile
@@ -58,7 +58,7 @@ def _sweep(case: Latent, step: str, rounds: int) -> pd.DataFrame:
     draw = case.normal("cuda")
     sets = [_tensors(case, step, draw) for _ in range(case.count)]
     widest = case.rotary_dim if step == "turn_tail" else max(case.nope_dim, case.rotary_dim, case.value_dim)
-    chosen = latent_triton.latent_tile(widest, case.heads, case.tokens, itemsize=case.dtype.itemsize)
+    chosen = tile_of.latent(widest, case.heads, case.tokens, itemsize=case.dtype.itemsize)
     copied = [[case.must_move(step, draw)] for _ in sets]
     return sweep(
         candidate_tiles(case.heads, chosen), chosen, partial(_calls, case, step, sets), FIELDS, copied,

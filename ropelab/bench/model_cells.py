@@ -13,7 +13,7 @@ from ropelab.angles.table_free import rotary_frequencies
 from ropelab.bench import same_places
 from ropelab.bench.model_shapes import MODELS, SHAPES, Model
 from ropelab.bench.workloads import Buffers, Workload
-from ropelab.kernels import Rotation, rotate_triton
+from ropelab.kernels import Rotation, rotate_triton, tile_of
 from ropelab.kernels.rotation import row_count
 from ropelab.kernels.tensors import RotateTensors
 from ropelab.kernels.tiles import FlatTile, Tile
@@ -220,7 +220,7 @@ class Call:
     @cached_property
     def tile(self) -> Tile | FlatTile:
         """The tile that ropelab chooses."""
-        return rotate_triton.tile_for(self.tensors, self.rotation)
+        return tile_of.rotate(self.tensors, self.rotation)
 
     def copied(self) -> "Call":
         """The same call on copies of the inputs, so that a rotation in place leaves the inputs as they are."""

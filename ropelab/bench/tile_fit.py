@@ -15,7 +15,7 @@ import pandas as pd
 from ropelab.bench import records
 from ropelab.bench.model_cells import on_meta
 from ropelab.bench.model_shapes import halves
-from ropelab.bench.tile_regret import numbered, tile_of, work_of
+from ropelab.bench.tile_regret import numbered, tile_of_row, work_of
 from ropelab.kernels.tile_cost import Terms, terms
 
 TIMES = records.ROOT / "data" / "tile_times.csv"
@@ -37,7 +37,7 @@ def read(path: Path = TIMES) -> pd.DataFrame:
     frame = pd.read_csv(path)
     drawn = numbered()
     works = {number: work_of(on_meta(drawn[number])) for number in frame.number.unique()}
-    found = [astuple(terms(works[row["number"]], tile_of(row))) for row in frame.to_dict("records")]
+    found = [astuple(terms(works[row["number"]], tile_of_row(row))) for row in frame.to_dict("records")]
     return frame.join(pd.DataFrame(found, columns=_TERMS, index=frame.index))
 
 

@@ -13,7 +13,7 @@ from ropelab.bench.cells import progress
 from ropelab.bench.compare import tidy
 from ropelab.bench.model_cells import Call, Cell, cells, on_meta, packed_prefills, prefills
 from ropelab.bench.model_heads import against_copies, planned
-from ropelab.kernels import rotate_triton
+from ropelab.kernels import tile_of
 from ropelab.kernels.tiles import FlatTile, Tile, candidates
 
 DRAWN, CELLS = 220, 110
@@ -53,7 +53,7 @@ def swept() -> list[tuple[int, Cell]]:
     return drawn[:CELLS] + found[DRAWN:]
 
 
-def tile_of(row: Mapping[str, Any]) -> Tile | FlatTile:
+def tile_of_row(row: Mapping[str, Any]) -> Tile | FlatTile:
     """The tile of a row of the study's table."""
     kind = FlatTile if row["kind"] == "flat" else Tile
     given = {field.name: row[field.name] for field in fields(kind) if field.name in _FIELDS}
@@ -63,7 +63,7 @@ def tile_of(row: Mapping[str, Any]) -> Tile | FlatTile:
 
 
 def work_of(call: Call):
-    return rotate_triton.work_of(call.tensors, call.rotation)
+    return tile_of.work_of(call.tensors, call.rotation)
 
 
 def sweep(cell: Cell, tiles: Sequence[Tile | FlatTile], rounds: int) -> pd.DataFrame:

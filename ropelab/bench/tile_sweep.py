@@ -10,7 +10,7 @@ import torch
 from ropelab.bench import cells, in_parts, timing
 from ropelab.bench.operation import sweep
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, Buffers, Workload
-from ropelab.kernels import Rotation, rotate_triton
+from ropelab.kernels import Rotation, rotate_triton, tile_of
 from ropelab.kernels.addressing import innermost
 from ropelab.kernels.run import run
 from ropelab.kernels.tensors import RotateTensors
@@ -96,7 +96,7 @@ def _chosen(shape: Workload, positions_read: bool, buffers: Buffers) -> Tile | F
     outs = [torch.empty_like(x) for x in xs]
     positions = torch.zeros(xs[0].shape[:2], dtype=torch.int32) if positions_read else None
     tensors = RotateTensors.of(xs, outs, buffers.cos, buffers.sin, positions)
-    return rotate_triton.tile_for(tensors, rotation_of(shape))
+    return tile_of.rotate(tensors, rotation_of(shape))
 
 
 def rotation_of(shape: Workload) -> Rotation:

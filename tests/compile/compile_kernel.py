@@ -16,7 +16,7 @@ import torch
 import triton
 
 from ropelab.bench import compiled as for_gpu
-from ropelab.kernels import Rotation, qk_norm_triton, rotate_triton
+from ropelab.kernels import Rotation, qk_norm_triton, rotate_triton, tile_of
 from ropelab.kernels.launch import LaunchWithBytes
 from ropelab.kernels.tensors import NormGradients, NormTensors, RotateTensors
 from ropelab.layout.pairing import LAYOUTS
@@ -85,7 +85,7 @@ def with_bytes(launch, arguments: tuple) -> tuple:
 
 def width_of_tile(shape, layout, **variant) -> int:
     """Bytes of q that a thread of the chosen tile means to move at once."""
-    tile = rotate_triton.tile_for(*call(shape, layout, **variant))
+    tile = tile_of.rotate(*call(shape, layout, **variant))
     return tile.pairs_per_access * shape[-1].itemsize * (2 if layout == "interleaved" else 1)
 
 
@@ -282,7 +282,7 @@ def main(capability: int) -> None:
         few_heads = (64, 64, 16, 0, torch.bfloat16)
         varied = (SHAPES[0], SHAPES[-1], few_heads) if capability == 90 else (SHAPES[0],)
         for (name, variant), shape in itertools.product(VARIANTS.items(), varied):
-            if rotate_triton.tile_for(*call(shape, layout, **variant)).num_warps == 1:
+            if tile_of.rotate(*call(shape, layout, **variant)).num_warps == 1:
                 continue  # one warp for each head, so a thread has one or two pairs
             width = min(16, width_of_tile(shape, layout, **variant))
             kernel, about = rotation(shape, layout, capability, **variant), f"sm_{capability} {layout} {name} {shape}"

@@ -13,7 +13,7 @@ from ropelab.layout.pairing import LAYOUTS
 if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-from ropelab.kernels import qk_norm_triton, rotate_triton
+from ropelab.kernels import qk_norm_triton, rotate_triton, tile_of
 from ropelab.kernels.run import run
 from ropelab.kernels.tensors import NormTensors, RotateTensors
 from ropelab.kernels.tiles import FlatTile, Tile, candidates
@@ -46,7 +46,7 @@ def test_rotation_with_every_tile(q_heads, k_heads, head_dim, positions, layout)
     xs = [drawn(heads, head_dim) for heads in (q_heads, k_heads)]
     expected = ropelab.apply_rope(*(x.cpu() for x in xs), cos=cos.cpu(), sin=sin.cpu(), layout=layout)
     outs = [torch.empty_like(x) for x in xs]
-    tiles = candidates(rotate_triton.work_of(RotateTensors.of(xs, outs, cos, sin, where), rotation))
+    tiles = candidates(tile_of.work_of(RotateTensors.of(xs, outs, cos, sin, where), rotation))
     assert {type(tile) for tile in tiles} == {Tile, FlatTile}
     for tile, shift in itertools.product(tiles, (0, 1)):
         inputs = [drawn(heads, head_dim, shift) for heads in (q_heads, k_heads)]
@@ -97,8 +97,8 @@ def test_the_chosen_tile_is_a_candidate():
     xs = [drawn(32, 128), drawn(8, 128)]
     cos, sin = ropelab.rotary_table(TOKENS, 128, device="cuda")
     call = RotateTensors.of(xs, [x.clone() for x in xs], cos, sin), Rotation(128)
-    chosen = rotate_triton.tile_for(*call)
-    known = {replace(tile, max_registers=None) for tile in candidates(rotate_triton.work_of(*call))}
+    chosen = tile_of.rotate(*call)
+    known = {replace(tile, max_registers=None) for tile in candidates(tile_of.work_of(*call))}
     assert replace(chosen, max_registers=None) in known
 
 

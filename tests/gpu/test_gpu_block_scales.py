@@ -8,9 +8,9 @@ from ropelab.bench.block_scales import BLOCK_SIZE, ROTARY_DIM, VLLM, Indexer, In
 from ropelab.kernels import Rotation, block_scales_triton
 from ropelab.kernels.block_scales import Blocks
 from ropelab.kernels.block_scales_torch import power_of_two, rows_of_cache
-from ropelab.kernels.block_scales_triton import ScalesTile
 from ropelab.kernels.run import run
 from ropelab.kernels.tensors import QuantizeTensors
+from ropelab.kernels.tiles import Tile
 
 pytestmark = pytest.mark.gpu
 SIZES = [(1, 64), (7, 64), (64, 128), (513, 64), (2048, 128)]
@@ -55,7 +55,7 @@ def test_the_cache_has_the_bits_of_torch(tokens, heads):
     assert_near(found[0][0], found[1][0], NORM)
 
 
-@pytest.mark.parametrize("tile", [ScalesTile(1), ScalesTile(4), ScalesTile(2, 2), ScalesTile(8, 4)])
+@pytest.mark.parametrize("tile", [Tile(1, 1, 1), Tile(1, 4, 1), Tile(1, 2, 2), Tile(1, 8, 4)])
 def test_the_bits_do_not_depend_on_the_tile(tile):
     case = Output(33, 64)
     (call,) = case.tensors(1, "cuda")

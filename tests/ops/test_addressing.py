@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.kernels import NO_POSITION, Rotation, addressing, rotate_torch, rotate_triton
+from ropelab.kernels import NO_POSITION, Rotation, addressing, rotate_torch, rotate_triton, tile_of
 from ropelab.kernels.run import readable, run
 from ropelab.kernels.tensors import RotateTensors
 from ropelab.kernels.tiles import Tile
@@ -182,7 +182,7 @@ def test_programs_that_share_rows_rotate_the_same(monkeypatch):
     q, _, cos, sin = inputs("cuda" if torch.cuda.is_available() else "cpu", seq_len=7, rotary_dim=16)
     q = q[:, :, :1]
     before = ropelab.apply_rope(q, cos=cos, sin=sin)
-    monkeypatch.setattr(rotate_triton, "_TABLES_STAY", 0)
+    monkeypatch.setattr(tile_of, "_TABLES_STAY", 0)
     forget(monkeypatch)
     after = ropelab.apply_rope(q, cos=cos, sin=sin)
     assert torch.equal(before, after)

@@ -14,8 +14,9 @@ from tests.ops.test_paged_cache import assert_equal, example
 from tests.support import forget
 
 if INTERPRETED:
-    from ropelab.kernels import paged_cache_triton
-    from ropelab.kernels.paged_cache_triton import CacheTile, cache_tile, pieces_of
+    from ropelab.kernels import tile_of
+    from ropelab.kernels.tile_of import cache_rows, pieces_of
+    from ropelab.kernels.tiles import CacheTile
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 
@@ -41,7 +42,7 @@ def test_pieces_give_the_bits_of_whole_heads(monkeypatch, change, tile, layout):
     call.options |= options
     results = []
     for each in (CacheTile(*tile), replace(CacheTile(*tile), pieces=1)):
-        monkeypatch.setattr(paged_cache_triton, "cache_tile", lambda *_, each=each, **__: each)
+        monkeypatch.setattr(tile_of, "cache_rows", lambda *_, each=each, **__: each)
         forget(monkeypatch)
         copy = replace(call, key_cache=call.key_cache.clone(), value_cache=call.value_cache.clone())
         copy.options = dict(call.options)
@@ -60,5 +61,5 @@ def test_pieces_give_the_bits_of_whole_heads(monkeypatch, change, tile, layout):
 def test_heads_have_as_few_pieces_as_leave_the_fewest_lanes_idle(pairs, of_halves, of_adjacent):
     for interleaved, pieces in ((False, of_halves), (True, of_adjacent)):
         assert pieces_of(pairs, interleaved) == pieces
-        assert cache_tile(pairs, 2**20, interleaved=interleaved, itemsize=2).pieces == pieces
-        assert cache_tile(pairs, 1, interleaved=interleaved, itemsize=2).pieces == 1
+        assert cache_rows(pairs, 2**20, interleaved=interleaved, itemsize=2).pieces == pieces
+        assert cache_rows(pairs, 1, interleaved=interleaved, itemsize=2).pieces == 1

@@ -160,10 +160,10 @@ def test_no_delta_changes_no_number(device):
 @pytest.mark.parametrize("passes", [1, 2, 3])
 @pytest.mark.parametrize("heads", [1, 3, 24])
 def test_programs_of_any_size_give_the_same_bits(monkeypatch, block_rows, passes, heads):
-    from ropelab.kernels import cached_keys_triton
+    from ropelab.kernels import tile_of
 
-    tile = cached_keys_triton.CacheTile(block_rows, 1, 4, passes)
-    monkeypatch.setattr(cached_keys_triton, "tile_for", lambda *arguments: tile)
+    tile = tile_of.CacheTile(block_rows, 1, 4, passes)
+    monkeypatch.setattr(tile_of, "cached_keys", lambda *arguments: tile)
     forget(monkeypatch)
     call = Cached("cpu", heads=heads)
     expected = call.expected(call.turned(call.rows(call.cache)))

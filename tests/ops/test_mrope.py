@@ -11,7 +11,7 @@ from ropelab import NO_POSITION, apply_qk_norm_rope, apply_rope, axial_tables, m
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.angles.rope_parameters import Rope
 from ropelab.arguments import POSITION_DTYPES
-from ropelab.kernels import Rotation, rotate_torch, rotate_triton, tiles
+from ropelab.kernels import Rotation, rotate_torch, rotate_triton, tile_of, tiles
 from ropelab.kernels.run import run
 from ropelab.kernels.tensors import RotateTensors
 from ropelab.layout.pairing import LAYOUTS, join
@@ -157,7 +157,7 @@ def test_every_tile_gives_the_same_bits(name):
     rotation, outs = Rotation(2 * len(axes), axes=axes), []
     results = torch.empty_like(q), torch.empty_like(k)
     call = RotateTensors.of((q, k), results, *tables.values(), positions.movedim(0, -1))
-    work = rotate_triton.work_of(call, rotation)
+    work = tile_of.work_of(call, rotation)
     found = tiles.candidates(replace(work, rotation=replace(rotation, axes=None)))
     shared = [replace(tile, shares_columns=True) for tile in found if tiles.can_share(work, tile)]
     assert shared

@@ -48,10 +48,10 @@ def test_inference_tensors():
 @pytest.mark.parametrize("passes", [1, 2, 3])
 @pytest.mark.parametrize("heads", [(1, 1), (5, 1), (6, 3), (24, 16)])
 def test_programs_of_any_size_give_the_same_bits(monkeypatch, block_rows, passes, heads):
-    from ropelab.kernels import paged_cache_triton
+    from ropelab.kernels import tile_of
 
-    tile = paged_cache_triton.CacheTile(block_rows, 1, 4, passes)
-    monkeypatch.setattr(paged_cache_triton, "cache_tile", lambda *arguments, **options: tile)
+    tile = tile_of.CacheTile(block_rows, 1, 4, passes)
+    monkeypatch.setattr(tile_of, "cache_rows", lambda *arguments, **options: tile)
     forget(monkeypatch)
     call = example(heads=heads, norm=True, value_dim=40, tokens=5)
     with ropelab.use_backend("triton"):

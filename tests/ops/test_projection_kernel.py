@@ -1,5 +1,6 @@
 """The product that rotates: its results are those of torch up to their roundings, and its code has no waits."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -17,9 +18,9 @@ if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from ropelab.kernels import projection_triton
-from ropelab.kernels.projection_triton import ProjectionTile
+from ropelab.kernels.tile_of import PROJECTION
 
-TILE = ProjectionTile(32, 256, 32) if INTERPRETED else ProjectionTile()
+TILE = replace(PROJECTION, tokens=32, inputs=32) if INTERPRETED else PROJECTION
 plan = partial(projection_triton.plan_project, tile=TILE)
 DEVICE, DTYPE = ("cpu", torch.float16) if INTERPRETED else ("cuda", torch.bfloat16)
 

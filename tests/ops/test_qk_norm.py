@@ -2,15 +2,17 @@
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.kernels import INTERPRETED, Rotation, qk_norm_triton
+from ropelab.kernels import INTERPRETED, Rotation, qk_norm_triton, tile_of
 from ropelab.kernels.run import run
 from ropelab.kernels.tensors import NormTensors
+from ropelab.kernels.tiles import BackwardTile
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.qk_norm import apply_qk_norm_rope
 from tests.support import draw, forget
@@ -176,16 +178,16 @@ def test_cotangents_of_any_strides(device, kind):
 @pytest.mark.parametrize("block_tokens", [1, 2])
 def test_programs_of_the_backward_share_the_blocks_of_tokens(programs, block_tokens, monkeypatch):
     """The cases: more blocks than programs, fewer blocks, and steps past the end of one sequence or of several."""
-    tile = qk_norm_triton.BackwardTile(block_tokens, 2, 1, programs_per_multiprocessor=2 * programs)
-    monkeypatch.setattr(qk_norm_triton, "choose_backward_tile", lambda *arguments: tile)
+    tile = BackwardTile(block_tokens, 2, 1, programs_per_multiprocessor=2 * programs)
+    monkeypatch.setattr(tile_of, "qk_norm_backward", lambda *arguments: tile)
     monkeypatch.setattr(qk_norm_triton, "_multiprocessors", lambda device: 1)
     forget(monkeypatch)
     case((3, 3, 2, 1, 4, 4), "cpu" if INTERPRETED else "cuda").check()
 
 
 def test_rows_of_weight_gradients_in_more_than_one_block(monkeypatch):
-    monkeypatch.setattr(qk_norm_triton, "_SUM_ROWS", 4)
-    monkeypatch.setattr(qk_norm_triton, "_SUM_FEATURES", 4)
+    monkeypatch.setattr(tile_of, "SUM_ROWS", 4)
+    monkeypatch.setattr(tile_of, "SUM_FEATURES", 4)
     forget(monkeypatch)
     case((3, 40, 3, 1, 10, 10), "cpu" if INTERPRETED else "cuda").check()
 
@@ -224,7 +226,8 @@ def test_memory_is_outputs_gradients_and_a_few_rows():
     outputs = one.tensors[0].nbytes + one.tensors[1].nbytes
     assert torch.cuda.max_memory_allocated() - before == outputs
     torch.autograd.grad(results, one.tensors, one.grads)
-    rows = qk_norm_triton.choose_backward_tile(128, 32, 4096).programs_per_multiprocessor
+    q, k = one.tensors[:2]
+    rows = tile_of.qk_norm_backward(SimpleNamespace(q=q, k=k), Rotation(128)).programs_per_multiprocessor
     rows *= torch.cuda.get_device_properties(0).multi_processor_count
     # A row of dw for each program, and the allocator rounds the rows and the two weights' gradients up.
     assert torch.cuda.max_memory_allocated() - before <= 2 * outputs + rows * 128 * 4 + 3 * 512

@@ -11,8 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from ropelab.bench import records, timing  # noqa: E402
-from ropelab.kernels import INTERPRETED  # noqa: E402
-from ropelab.kernels.rotate_triton import tile_for  # noqa: E402
+from ropelab.kernels import INTERPRETED, tile_of  # noqa: E402
 from ropelab.kernels.rotation import Rotation  # noqa: E402
 from ropelab.kernels.tensors import RotateTensors  # noqa: E402
 from ropelab.study.engine import measuring_code, registered  # noqa: E402
@@ -120,7 +119,7 @@ def test_the_last_step_is_launched_as_the_library_launches():
     """With adjacent pairs and positions the library chooses the tile of the last step, so all else is the same."""
     x, table = torch.empty(1, 4096, 32, 128, dtype=torch.bfloat16, device="meta"), torch.empty(4096, 64, device="meta")
     tensors = RotateTensors.of([x], [torch.empty_like(x)], table, table, torch.empty(1, 4096, dtype=torch.int32))
-    chosen = tile_for(tensors, Rotation(128, interleaved=True, out_interleaved=True))
+    chosen = tile_of.rotate(tensors, Rotation(128, interleaved=True, out_interleaved=True))
     assert chosen == STEPS["8 stages, adjacent pairs"].tile
 
 

@@ -12,7 +12,7 @@ from ropelab.kernels import HAS_TRITON, Rotation
 if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-from ropelab.bench.tile_regret import swept, tile_of, work_of
+from ropelab.bench.tile_regret import swept, tile_of_row, work_of
 from ropelab.kernels import tile_cost
 from ropelab.kernels.tiles import FlatTile, Tile, Work, candidates
 
@@ -39,7 +39,7 @@ def test_the_times_are_those_of_the_candidates_of_the_cells():
     drawn = tile_fit.numbered()
     assert list(dict.fromkeys(TIMES.number)) == [number for number, _ in swept()]
     for number, rows in TIMES.groupby("number"):
-        tried = {tile_of(row) for row in rows.to_dict("records")}
+        tried = {tile_of_row(row) for row in rows.to_dict("records")}
         known = set(candidates(work_of(on_meta(drawn[number]))))
         assert tried == known or (drawn[number].converts and tried < known), number
 
@@ -67,16 +67,15 @@ def test_terms_count_what_they_say():
     "change",
     [{}, {"rotation": Rotation(72)}, {"heads": (71, 1)}, {"innermost": "tokens"}, {"positions": True}, {"seq_len": 1},
      {"rotation": Rotation(64), "rest": 64}, {"itemsize": 8, "column_bytes": 8}, {"heads": (1,), "bare_q": True},
-     {"rotation": Rotation(128, table_free=True)}, {"heads": (0, 4)}, {"rotation": Rotation(2)}],
+     {"heads": (0, 4)}, {"rotation": Rotation(2)}],
     ids=str,
 )  # fmt: skip
 def test_every_call_has_a_tile(change):
     work = replace(WORK, **change)
     tile = tile_cost.choose(work)
     assert tile is tile_cost.choose(work)
-    if not work.rotation.table_free:
-        assert tile in candidates(work)
-        assert tile_cost.cost(work, tile) == min(tile_cost.cost(work, other) for other in candidates(work))
+    assert tile in candidates(work)
+    assert tile_cost.cost(work, tile) == min(tile_cost.cost(work, other) for other in candidates(work))
     if work.itemsize == 8:
         assert isinstance(tile, Tile)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import z3
 
-from ropelab.kernels import addressing, cache_rows_triton, paged_cache_triton, place_triton, rotate_triton
+from ropelab.kernels import addressing, cache_rows_triton, paged_cache_triton, place_triton, rotate_triton, tile_of
 from ropelab.kernels.rotation import Rotation
 from ropelab.kernels.tensors import CacheTensors, RotateTensors
 from ropelab.kernels.tiles import FlatTile, candidates
@@ -95,7 +95,7 @@ def _flat_tiles(
     table = torch.empty(seq_len, rotary_dim // 2, device="meta")
     rotation = Rotation(rotary_dim, first, interleaved, interleaved)
     t = RotateTensors.of(heads, results, table, table, None)
-    for tile in candidates(rotate_triton.work_of(t, rotation)):
+    for tile in candidates(tile_of.work_of(t, rotation)):
         if isinstance(tile, FlatTile):
             yield tile, t, rotation
 
@@ -167,7 +167,7 @@ def _kinds() -> Iterator[tuple[Any, SimpleNamespace]]:
                  "sin": table}  # fmt: skip
         t = CacheTensors(**(dict.fromkeys(CacheTensors._fields) | known))
         rotation = Rotation(head_dim)
-        tile = paged_cache_triton.tile_for(t, rotation)
+        tile = tile_of.paged_cache(t, rotation)
         block_tokens, kinds = paged_cache_triton._kinds(t, rotation, tile)
         for kind in kinds.values():
             if kind.PROGRAMS:
