@@ -1,12 +1,14 @@
 """What the chapters teach: their laws beside the records, and what a reader sees who changes something."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("IPython")
 
-from ropelab.bench.projection_law import Machine  # noqa: E402
+from ropelab.bench.projection_law import Machine, Product  # noqa: E402
 from ropelab.bench.records import Record  # noqa: E402
 from ropelab.study import shown  # noqa: E402
+from ropelab.study.topics.projection import findings as projection  # noqa: E402
 from tests.site.cells import cells_of, run  # noqa: E402
 
 
@@ -60,8 +62,19 @@ def test_more_key_heads_make_the_pass_a_smaller_share(monkeypatch):
 
 
 def test_the_law_of_the_pass_holds_where_the_record_can_tell(monkeypatch):
-    agreement = run(monkeypatch, "08", "law-figure").agreement
+    agreement = run(monkeypatch, "08", "law-cell", "law-figure").agreement
     assert agreement.median() == pytest.approx(1, abs=0.1) and agreement.between(0.6, 1.1).all()
+
+
+@pytest.mark.parametrize("chapter, cells", [("08", ("law-cell", "law-figure")), ("15", ("law",))])
+def test_the_law_of_the_pass_is_drawn_as_it_is_between_the_points(monkeypatch, chapter, cells):
+    """A hyperbola: straight segments from product to product lie above it."""
+    names = run(monkeypatch, chapter, *cells)
+    (line,) = (line for line in names.ax.lines if line.get_label() == "the law")
+    widths, drawn = line.get_data()
+    for inputs in (2500, 3000, 6000):
+        law = 100 * Product(int(names.many.tokens.max()), inputs, **projection.MODEL).most_loss(names.machine)
+        assert np.interp(inputs, widths, drawn) == pytest.approx(law, rel=0.01)
 
 
 def test_another_model_keeps_the_laws(monkeypatch, capsys):

@@ -10,6 +10,8 @@ import torch
 
 pytest.importorskip("triton")
 
+import triton  # noqa: E402
+
 from ropelab.bench import records, timing  # noqa: E402
 from ropelab.kernels import INTERPRETED, tile_of  # noqa: E402
 from ropelab.kernels.rotation import Rotation  # noqa: E402
@@ -198,14 +200,19 @@ def test_a_request_asks_for_the_sectors_of_its_threads():
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["4 split pairs", "4 strided loads"])
+@pytest.mark.parametrize("name", counted.NAMES)
 def test_requests_touch_the_sectors_that_a_gpu_counts(name):
-    """What the drawings say of a request, Nsight Compute counts; both kernels lie alike in Triton 3.6 and 3.7."""
-    row = records.load(counted.RECORD).frame.set_index("contender").loc[name]
+    """What the drawings say of a request of the record, Nsight Compute counted there."""
+    record = records.load(counted.RECORD)
+    row = record.frame.set_index("contender").loc[name]
     shape = [int(row[size]) for size in ("tokens", "heads", "head_dim")]
-    found = threads.accesses(STEPS[name], machine_code.compiled_facts(STEPS[name], *shape)["moves"], *shape[1:])
+    moves = machine_code.compiled_facts(STEPS[name], *shape)["moves"]
+    then = threads.strided_in_record(moves)
+    found = threads.accesses(STEPS[name], then, *shape[1:])
     assert round(threads.sectors(found, "load"), 2) == row.load_sectors
     assert round(threads.sectors(found, "store"), 2) == row.store_sectors
+    if triton.__version__ == record.provenance["triton"]:
+        assert then == moves
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+import triton
 from IPython.display import Markdown, display
 
 import ropelab
@@ -20,6 +21,7 @@ from ropelab.study.engine.record_links import show_records
 from ropelab.study.engine.words import listed
 from ropelab.study.plots import drawing
 from ropelab.study.topics.kernel_steps import figures, machine_code, predicted, threads
+from ropelab.study.topics.kernel_steps.layout import Move
 from ropelab.study.topics.kernel_steps.step import STEPS, Step
 from ropelab.study.topics.kernel_steps.step import step as make_step
 from ropelab.study.topics.kernel_steps.timed import COPY, LIBRARY_AS, RECORD, Case, beside_copy
@@ -78,8 +80,12 @@ class Judge:
             made = "{instructions} instructions, {registers} registers, at most {store_bytes} bytes a store".format(
                 **found
             )
-            display(Markdown(f"For an H100: {made}."))
-        self._lies(judged, found)
+            display(Markdown(f"For an H100, by Triton {triton.__version__}: {made}."))
+        moves = found.get("moves", [])
+        self._lies(judged, moves)
+        if known is not None and known.name.startswith("4 strided") and not (edited or self.here):
+            if (then := threads.strided_in_record(moves)) != moves:
+                self._lies(judged, then, f"in the record, Triton {self.record.provenance['triton']}")
         if not (self.brief or judged.name in ASIDE):
             self.ladder(judged.name)
 
@@ -150,7 +156,7 @@ class Judge:
             }  # fmt: skip
         row |= {f"roof: {by}, µs": f"{us:.1f}" for by, us in self.roofs(name).items()}
         if name in self.times.index and name not in self._edited:
-            row[f"{self.gpu.name}, µs"] = f"{self.times.median_us[name]:.1f}"
+            row[f"{self.gpu.name}, Triton {self.record.provenance['triton']}, µs"] = f"{self.times.median_us[name]:.1f}"
         return row
 
     def _with_step_before(self, name: str) -> list[str]:
@@ -181,9 +187,9 @@ class Judge:
                 shapes = timed(self.record.frame)[["tokens", "heads", "head_dim"]].drop_duplicates().to_numpy().tolist()
                 display(Markdown(f"*The record has no times of {self.words}, but of {listed(map(tuple, shapes))}.*"))
 
-    def _lies(self, judged: Step, facts: dict[str, Any]) -> None:
+    def _lies(self, judged: Step, moves: Sequence[Move], where: str = "of a warp") -> None:
         """Draw the threads of a step on memory, unless they lie as those of the step before."""
-        found = threads.accesses(judged, facts["moves"], *self.shape[1:]) if facts else []
+        found = threads.accesses(judged, moves, *self.shape[1:]) if moves else []
         drawn: dict[tuple[bytes, ...], list[threads.Access]] = {}
         for wanted in [("load", "x"), ("store", "y")][self.brief :]:
             for access in [each for each in found if (each.kind, each.of) == wanted][:1]:
@@ -193,7 +199,7 @@ class Judge:
             display(Markdown("The threads lie on memory as before."))
         for same in drawn.values() if [*drawn] != self._drawn else ():
             kinds = " and ".join(access.kind for access in same)
-            display(figures.lying(same[0], self.case.head_dim, _lying(same[0], kinds)))
+            display(figures.lying(same[0], self.case.head_dim, _lying(same[0], f"{kinds} {where}")))
         self._drawn = [*drawn] or self._drawn
 
 
@@ -222,12 +228,12 @@ def _code(judged: Step) -> tuple[Any, ...]:
     return sources, dict(judged.constants), judged.layout, judged.inverse
 
 
-def _lying(access: threads.Access, kinds: str) -> str:
+def _lying(access: threads.Access, name: str) -> str:
     """What the first request of an access moves, in words."""
     places = access.place[access.first] * access.itemsize
     sectors, moved = len({*(places // threads.SECTOR).tolist()}), len(places) * access.itemsize
     part = moved / (sectors * threads.SECTOR)
-    return f"One {kinds} of a warp: {moved} bytes, {'all' if part == 1 else f'{100 * part:g}%'} of {sectors} sectors"
+    return f"One {name}: {moved} bytes, {'all' if part == 1 else f'{100 * part:g}%'} of {sectors} sectors"
 
 
 def fenced(text: str, language: str = "python") -> str:

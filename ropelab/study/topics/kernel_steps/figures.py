@@ -69,7 +69,7 @@ def lying(access: Access, head_dim: int, title: str) -> Figure:
 
 
 def ladder(rows: pd.DataFrame, title: str, footer: str, now: str = "") -> Figure:
-    """The speed of steps as a part of a copy's speed, a bar a step, and what the roofs allow.
+    """The speed of steps as a part of a copy's speed, a bar a step, and the limit of each: its highest roof, or a copy.
 
     Args:
         rows: columns step, speed (NaN where it is not timed), roof (NaN where it is not known) and by, its resource.
@@ -80,8 +80,8 @@ def ladder(rows: pd.DataFrame, title: str, footer: str, now: str = "") -> Figure
     place = marks.places(rows.step)
     colors = [COLORBLIND[0 if step == now or not now else 7] for step in rows.step]
     ax.barh(place, rows.speed.fillna(0), 0.62, color=colors)
-    reached = rows.roof.clip(upper=_END)
-    ax.vlines(reached, place - 0.36, place + 0.36, color="black", linewidth=2, label="what the roofs allow")
+    limit = rows.roof.clip(upper=1)
+    ax.vlines(limit, place - 0.36, place + 0.36, color="black", linewidth=2, label="limit: the highest roof, or a copy")
     for y, one in zip(place, rows.itertuples(), strict=True):
         limited = one.speed < one.roof < _NEAR
         if one.speed > _INSIDE:
@@ -96,7 +96,7 @@ def ladder(rows: pd.DataFrame, title: str, footer: str, now: str = "") -> Figure
     return panels.finish("speed of a copy of the same bytes", legend=1 if rows.roof.notna().any() else 0)
 
 
-_END, _NEAR, _INSIDE = 1.12, 0.8, 0.2
+_END, _NEAR, _INSIDE = 1.08, 0.8, 0.2
 """The end of the axis of `ladder`, the roof below which it names the resource, the least bar that holds its number."""
 _TEXT = {"textcoords": "offset points", "va": "center", "size": 8}
 
