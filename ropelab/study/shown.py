@@ -34,7 +34,12 @@ WORDS = {
     "fraction_of_copy": "speed / a copy's", "result_buffers": "buffers of the result", "head_dim": "features",
     "eager_ms": "eager, ms", "compile_ms": "torch.compile, ms", "triton_ms": "kernel, ms",
     "stated_speedup": "stated speed-up", "over_eager": "eager / kernel", "over_compile": "compile / kernel",
-    "over_compiled": "eager / compile",
+    "over_compiled": "eager / compile", "n_seqs": "sequences", "max_span": "longest sequence",
+    "freqs_len": "rows of the table", "longest": "longest sequence", "kind": "lengths", "cp_size": "ranks",
+    "cp_rank": "rank", "dead_blocks": "empty blocks", "ns_per_dead_block": "ns for each empty block",
+    "old_ms": "old grid, ms", "new_ms": "new grid, ms", "speedup": "speed-up",
+    "old_share_percent": "share, old grid, %", "new_share_percent": "share, new grid, %",
+    "alone_us": "q and k alone, µs", "layer_us": "layer, µs", "added": "added share",
 }  # fmt: skip
 """A column of a record or of evidence -> its words in a table."""
 

@@ -1,6 +1,7 @@
 """What the chapters teach: their laws beside the records, and what a reader sees who changes something."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 pytest.importorskip("IPython")
@@ -83,8 +84,21 @@ def test_another_model_keeps_the_laws(monkeypatch, capsys):
     assert "right" in said and "wrong" not in said
 
 
+def test_equal_sequences_with_a_table_of_their_length_leave_no_block_empty(monkeypatch):
+    empty = [(~run(monkeypatch, "11", "picture", lengths=[4] * 4, rows=rows).launch).sum() for rows in (4, 64)]
+    assert empty == [0, 240]
+
+
+def test_the_law_of_the_empty_blocks_holds_in_every_packing(monkeypatch):
+    """One price of an empty block for all packings, and from it the ratio of the grids for packings of all ranks."""
+    names = run(monkeypatch, "11", "blocks-figure", "skew-figure")
+    assert names.off.max() < 0.15 and names.off.median() < 0.05
+    predicted = pd.Series(np.interp(names.skewed.e, names.e_of_law, names.ratio_of_law), names.skewed.index)
+    assert (predicted / names.skewed.ratio).between(0.7, 1.3).all() and names.agree > 0.9 * len(names.skewed)
+
+
 def test_other_ranks_get_the_same_bits(monkeypatch):
-    assert run(monkeypatch, "11", "bits-live", live_shards=[[2, 0], [4, 3]]).equal.all()
+    assert run(monkeypatch, "11", "bits-live", live_shards=[[2, 0], [4, 3]]).equal_bits.all()
 
 
 def test_the_part_of_a_rotation_follows_from_bytes_and_operations(monkeypatch):
@@ -183,7 +197,7 @@ def test_one_launch_keeps_below_a_copy(monkeypatch):
     assert rows[rows.contender == "ropelab, one launch"].fraction_of_copy.max() <= 1.03
 
 
-@pytest.mark.parametrize("chapter", ["14"])
+@pytest.mark.parametrize("chapter", ["11", "14"])
 def test_the_columns_of_tables_have_words(monkeypatch, chapter):
     tables = []
     monkeypatch.setattr(shown, "styled", lambda frame, styled=shown.styled: tables.append(styled(frame)) or tables[-1])

@@ -29,6 +29,7 @@ from ropelab.study.plots import drawing
 from ropelab.study.topics.one_pass.traffic import LAUNCHES
 from ropelab.study.topics.precision import methods
 from ropelab.study.topics.precision.methods import METHODS
+from tests.site.cells import run
 
 quickjs = pytest.importorskip("quickjs")
 
@@ -209,8 +210,8 @@ def test_sequences_hold_all_tokens_and_blocks_are_counted(packing, shares, token
     assert found["conditions"] == taken
 
 
-def test_estimates_are_those_of_the_fit_to_the_record(packing, kernels):
-    fit = findings.dead_block_fit(kernels)
+def test_estimates_are_those_of_the_fit_of_the_chapter(packing, monkeypatch):
+    fit = run(monkeypatch, "11", "blocks-figure").fit
     packings = [
         {"n": row.n_seqs, "longest": row.longest, "tokens": row.tokens, "rows": row.freqs_len}
         for row in fit.itertuples()

@@ -257,13 +257,13 @@ def test_senseless_times_are_not_recorded(tmp_path, monkeypatch):
 
 @without_a_gpu
 def test_a_bad_record_stops_no_other_figure(copy, tmp_path, monkeypatch):
-    rewrite(copy, "te_layer", first_time(-1.0), signed=True)
-    chosen = {name: figures.all_figures()[name] for name in ("te_layer", "te_skew", "conformance")}
+    rewrite(copy, "precision", lambda frame: frame.iloc[:3], signed=False)
+    chosen = {name: figures.all_figures()[name] for name in ("precision_on_gpu", "conformance")}
     monkeypatch.setattr(figures, "all_figures", lambda: chosen)
     files, missing = figures.draw_all(tmp_path / "figures", copy.parent)
-    assert {file.stem for file in files} == {"te_skew", "conformance"}
+    assert {file.stem for file in files} == {"conformance"}
     (line,) = missing
-    assert line.startswith("te_layer: ") and "nvidia-h200/te_layer.csv: column median_us" in line
+    assert line.startswith("precision_on_gpu: ") and "nvidia-h200/precision.csv" in line
     rewrite(copy, "host", lambda frame: frame.iloc[:3], signed=False)
     board = family_findings.scoreboard(copy.parent).set_index("question")
     assert (

@@ -1,4 +1,4 @@
-"""TransformerEngine#3057: strategies, measurements, findings and figures."""
+"""TransformerEngine#3057: strategies, measurements, findings and the chapter."""
 
 import itertools
 from functools import partial
@@ -26,7 +26,9 @@ from ropelab.study.documents.transformer_engine import (
 )
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.sources import facts
+from ropelab.study.shown import Shown
 from tests.interpreter import any_address
+from tests.site.cells import run
 from tests.study.conftest import slower
 from tests.study.sentences import states
 from tests.support import change
@@ -336,11 +338,18 @@ def test_only_a_time_on_a_rising_line_scales_with_the_blocks(power, outcome):
     assert row.outcome == outcome and row.beyond.startswith(f"{outcome}: "), row.measured
 
 
-def test_a_layer_with_ropelab_beside_one_with_the_new_grid():
+def told(monkeypatch, cell, frame):
+    """The statements of a cell of the chapter about another table."""
+    about = records.load("te_layer", records.Selection(records.MEASUREMENTS, H100)).provenance
+    monkeypatch.setattr(Shown, "record", lambda self, name: records.Record(name, frame, about))
+    return run(monkeypatch, "11", cell).told
+
+
+def test_a_layer_with_ropelab_beside_one_with_the_new_grid(monkeypatch):
     frame = slower(layers(), f"contender == 'ropelab' and what == {layer.LAYER!r}", 1.1)
     frame.loc[frame.contender == layer.WITHOUT, "q80_us"] *= 1.05
-    assert states(findings.layer_counts(frame), 1.07, 5.0)
-    assert not states(findings.layer_counts(frame[frame.contender != "ropelab"]), 1.07)
+    assert states(told(monkeypatch, "layer-figure", frame), 1.07, 5.0)
+    assert not states(told(monkeypatch, "layer-figure", frame[frame.contender != "ropelab"]), 1.07)
 
 
 def test_whose_grids_a_record_has_is_said():

@@ -79,7 +79,7 @@ STRATEGIES = {OLD: "old", NEW: "linear", "flash_attn": "flash", "ropelab": "rope
 
 
 def _fit(cells: pd.DataFrame, strategy: str, rows: pd.Series) -> dict[str, float] | None:
-    """The time of the live blocks, and the time of each row without a token, as in `findings.dead_block_fit`."""
+    """The time of the live blocks, and the time of each row without a token, as the chapter fits them."""
     dead = cells.n * rows - cells.tokens
     times = cells[strategy]
     few, many = times[dead <= cells.tokens / 8].dropna(), dead > 4 * cells.tokens
