@@ -7,7 +7,7 @@ import torch
 from torch.fx import Proxy
 
 from ropelab.arguments import choice, integer, sequence, single, tensor
-from ropelab.autograd.projection import differentiated
+from ropelab.autograd.projection import differentiated, project_again
 from ropelab.call.angles import Tables, given_angles
 from ropelab.call.checks import check_fixed_tables, check_no_grad
 from ropelab.call.dispatcher import transformed, watched
@@ -24,7 +24,7 @@ from ropelab.call.projection import (
     run_again,
     three,
 )
-from ropelab.call.projection_cache import run_into_cache
+from ropelab.call.projection_cache import INTO_CACHE, run_into_cache
 from ropelab.call.projection_paths import PATHS, Path
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
@@ -118,7 +118,10 @@ def qkv_rope(
         given = x, weight, bias, *norms
         key, prepared = KERNEL.look_up(words, numbers, given, *tensors, positions, offsets, axes, rotary_slice)
         if prepared is not None:
-            return run_again(prepared, x, weight, bias, norms, *tensors, positions, offsets)
+            if prepared.recorded:
+                return project_again(prepared, x, weight, bias, norms, *tensors, positions, offsets)
+            q, k, v, _ = run_again(prepared, x, weight, bias, norms, *tensors, positions, offsets)
+            return q, k, v
     x, weights, biases = _given(x, weight, bias)
     q_heads, k_heads = integer("q_heads", q_heads, at_least=1), integer("k_heads", k_heads, at_least=1)
     call = Call(q_heads, k_heads, single("eps", eps, at_least=0), False, choice("path", path, PATHS))
@@ -197,28 +200,36 @@ def qkv_rope_and_cache(
     """
     if foreign:
         raise unexpected(qkv_rope_and_cache, *foreign)
+    outputs: dict[str, Any] = {"q_out": q_out, "k_out": k_out, "v_out": v_out, "q_nope_out": q_nope_out}
+    made: dict[str, Any] = {"q_scale_out": q_scale_out, "k_scale_cache": k_scale_cache, "v_scale_cache": v_scale_cache}
+    written, rest = (key_cache, value_cache, *outputs.values()), (q_weight, k_weight, q_scale, k_scale, v_scale)
+    key = None
+    if not (watched() or torch._C._is_any_autocast_enabled()) and q_scale_out is None and k_scale_cache is None:
+        words, tensors = (layout, seq_format, path, frequencies is None), (cos, sin)
+        if frequencies is not None:
+            tensors = frequencies, sin if cos is None else cos
+        numbers = q_heads, k_heads, eps, weight_offset, norm_first, aligned(x, weight)
+        known = *written, *made.values(), x, weight, None, None, bias, None, None, q_nope, slot_mapping, *rest
+        key, prepared = INTO_CACHE.look_up(words, numbers, known, *tensors, positions, offsets, axes, rotary_slice)
+        if prepared is not None:
+            return prepared(known, *tensors, positions, offsets)[0]
     if transformed():
         raise NotImplementedError("qkv_rope_and_cache: transforms of torch.func and forward mode are unsupported")
     given, (x, weights, biases) = x, _given(x, weight, bias)
     q_heads, k_heads = integer("q_heads", q_heads, at_least=1), integer("k_heads", k_heads, at_least=1)
     path = choice("path", path, PATHS[:3])
-    outputs: dict[str, Any] = {"q_out": q_out, "k_out": k_out, "v_out": v_out, "q_nope_out": q_nope_out}
-    made: dict[str, Any] = {"q_scale_out": q_scale_out, "k_scale_cache": k_scale_cache, "v_scale_cache": v_scale_cache}
     through = dispatched(x, weights[0])
     if through or x is not given:
-        written = {"key_cache": key_cache, "value_cache": value_cache, **outputs, **made}
-        _check_apart(written, x=given, weight=weight, bias=bias)
+        named = {"key_cache": key_cache, "value_cache": value_cache, **outputs, **made}
+        _check_apart(named, x=given, weight=weight, bias=bias)
     if not through:
         norm = given_norm(q_weight, k_weight, eps, weight_offset, norm_first)
         angles = given_angles(cos, sin, frequencies)
         tokens = _tokens(offsets, x, weights, biases, q_heads, k_heads, seq_format)
         where = located(tokens, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
         scales_out = made_scales((*tensor("x", x).shape[:-1], q_heads), value_cache, v_scale, *made.values())
-        tensors = (
-            key_cache, value_cache, *outputs.values(), *scales_out, x, *three(weights), *three(biases), q_nope,
-            slot_mapping, q_weight, k_weight, q_scale, k_scale, v_scale,
-        )  # fmt: skip
-        return run_into_cache(tensors, where, q_heads, k_heads, norm, path)
+        call = (*written, *scales_out, x, *three(weights), *three(biases), q_nope, slot_mapping, *rest)
+        return run_into_cache(call, where, q_heads, k_heads, norm, path, key)
     heads = heads_of_arguments(x, weights, biases, q_heads, k_heads, seq_format)
     check_no_grad(("x", *["weight"] * len(weights), *["bias"] * len(biases)), (x, *weights, *biases))
     check_served(path)

@@ -18,8 +18,9 @@ import torch
 
 from ropelab.autograd import qk_norm, rotation
 from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
-from ropelab.call.checks import check_recordable
+from ropelab.call.checks import check_fixed_tables, check_recordable
 from ropelab.call.dispatcher import transformed
+from ropelab.call.operation import Prepared
 from ropelab.call.projection import (
     Call,
     Heads,
@@ -29,6 +30,7 @@ from ropelab.call.projection import (
     check_served,
     heads_of_arguments,
     product,
+    run_again,
     run_gradient,
     run_projection,
     three,
@@ -42,7 +44,29 @@ def differentiated(x, weights: Tensors, biases: Tensors, norms: Norms, where: Wh
         return _composed(x, weights, biases, norms, where, call)
     if not rotation.needs_autograd(x, *weights, *biases, *norms):
         return run_projection(x, weights, biases, norms, where, call)[:3]
-    return _Projection.apply(x, *three(weights), *three(biases), *norms, *where.flat, call)
+    return _record(x, *three(weights), *three(biases), *norms, *where.flat, call, None)
+
+
+def project_again(prepared: Prepared, x, weight, bias, norms: Norms, cos, sin, positions, offsets):
+    """`differentiated` with one weight, as `Operation.look_up` found it, where autograd records."""
+    if type(offsets) is not int:
+        positions, offsets = offsets, 0
+    if cos.requires_grad or (sin is not None and sin.requires_grad):
+        check_fixed_tables(cos, sin)
+    (call,) = prepared.numbers
+    given = x, weight, None, None, bias, None, None, *norms
+    return _record(*given, cos, sin, positions, offsets, prepared.options, call, prepared)
+
+
+def _record(*arguments):
+    try:
+        return _Projection.apply(*arguments)
+    except RuntimeError:  # autograd saves no inference tensor, but its message names no argument
+        if not torch.compiler.is_compiling():
+            x, w0, w1, w2, _, _, _, q_weight, k_weight, cos, sin, positions, *_ = arguments
+            named = {"weight": w0, "weight[1]": w1, "weight[2]": w2, "q_weight": q_weight, "k_weight": k_weight}
+            check_recordable(x=x, **named, cos=cos, sin=sin, positions=positions)
+        raise
 
 
 def _composed(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call):
@@ -58,13 +82,16 @@ def _composed(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, 
 
 class _Projection(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, w0, w1, w2, b0, b1, b2, q_weight, k_weight, cos, sin, positions, first_position, options, call):
-        if not torch.compiler.is_compiling():
-            named = {"weight": w0, "weight[1]": w1, "weight[2]": w2, "q_weight": q_weight, "k_weight": k_weight}
-            check_recordable(x=x, **named, cos=cos, sin=sin, positions=positions)
-        weights, biases, norms = _present(w0, w1, w2), _present(b0, b1, b2), (q_weight, k_weight)
-        where, normed = Where.of(cos, sin, positions, first_position, options), q_weight is not None
-        q, k, v, y = run_projection(x, weights, biases, norms, where, call._replace(keep=normed))
+    def forward(
+        ctx, x, w0, w1, w2, b0, b1, b2, q_weight, k_weight, cos, sin, positions, first_position, options, call, prepared
+    ):
+        norms, normed = (q_weight, k_weight), q_weight is not None
+        if prepared is None:
+            weights, biases = _present(w0, w1, w2), _present(b0, b1, b2)
+            where = Where.of(cos, sin, positions, first_position, options)
+            q, k, v, y = run_projection(x, weights, biases, norms, where, call._replace(keep=normed))
+        else:
+            q, k, v, y = run_again(prepared, x, w0, b0, norms, cos, sin, positions, first_position)
         kept = x if normed or any(ctx.needs_input_grad[1:4]) else None
         ctx.save_for_backward(kept, w0, w1, w2, *norms, cos, sin, positions, y.flatten(-2) if normed else None)
         ctx.first_position, ctx.options, ctx.eps = first_position, options, call.eps
@@ -82,7 +109,7 @@ class _Projection(torch.autograd.Function):
             remaining = iter(for_each_batched_gradient(found, *grads))
         else:
             remaining = iter(found(*grads))
-        return *(next(remaining) if need else None for need in needed), *[None] * 6
+        return *(next(remaining) if need else None for need in needed), *[None] * 7
 
 
 def _gradients(ctx, grads: tuple[Any, Any, Any], needed: Sequence[bool]) -> list[torch.Tensor | None]:

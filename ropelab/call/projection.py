@@ -192,22 +192,24 @@ def _key(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call:
 def remember(key: tuple | None, x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call) -> None:
     """Let calls with ``key``, a key of `Operation.look_up`, share what the call with these arguments has prepared."""
     if key is not None:
+        _, recorded, *_ = key
+        call = call._replace(keep=recorded and norms[0] is not None)
         prepared = operation.prepared_calls.get(_key(x, weights, biases, norms, where, call))
         if prepared is not None:
-            operation.prepared_calls.keep(key, prepared)
+            operation.prepared_calls.keep(key, replace(prepared, recorded=recorded))
 
 
 def run_again(
     prepared: Prepared, x, weight, bias, norms: Norms, cos, sin, positions, offsets
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k and v of a call with one weight that `Operation.look_up` found; without ``sin``, ``cos`` are frequencies."""
+) -> tuple[torch.Tensor, ...]:
+    """`run_projection` with one weight, as `Operation.look_up` found it; without ``sin``, ``cos`` are frequencies."""
     if type(offsets) is not int:
         positions, offsets = offsets, 0
     rows = MOST_ROWS if sin is None else cos.shape[-2]
     if positions is not None or offsets + prepared.seq_len > rows:
         check_places(x.unsqueeze(-1), Where.of(cos, sin, positions, offsets, prepared.options))
     given = x, (weight,), () if bias is None else (bias,), *norms, cos, cos if sin is None else sin, positions
-    return prepared.launch(given, offsets, rows if rows < MOST_ROWS else MOST_ROWS)[:3]
+    return prepared.launch(given, offsets, rows if rows < MOST_ROWS else MOST_ROWS)
 
 
 def _check_plain(weights: Tensors, biases: Tensors, norms: Norms, where: Where) -> None:
@@ -238,7 +240,7 @@ def _prepared(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, 
     if launch is None:
         check_served(call.path)
         launch = _by_pass(x, norms, where, heads, call)
-    return Prepared(launch, None, x.shape[SEQ_AXIS[where.options.seq_format]], options=where.options)
+    return Prepared(launch, None, x.shape[SEQ_AXIS[where.options.seq_format]], None, where.options, (call,))
 
 
 def size_of(x: torch.Tensor, heads: Heads) -> ProductSize:
@@ -337,9 +339,9 @@ def product(x, weights: Tensors, biases: Tensors, plain: bool = True) -> torch.T
 
 KERNEL = Operation(
     "projection", "project", ProjectionTensors, (), lambda given, where, *numbers: None,
-    numbers=lambda heads, norm: (heads.q, heads.k, norm),
+    numbers=lambda heads, norm: (heads.q, heads.k, norm), records=True,
 )  # fmt: skip
-"""The kernel of the path "product". Calls only use how it is prepared."""
+"""The kernel of the path "product". Calls only use how it is prepared, and how it looks up."""
 
 
 # -------------------------------------------------------------------------------------------------------- the gradient

@@ -20,15 +20,21 @@ from ropelab.call.where import Where
 from ropelab.kernels import Norm
 
 
-def run_into_cache(given: Tensors, where: Where, q_heads: int, k_heads: int, norm: Norm | None, path: str):
+def run_into_cache(
+    given: Tensors, where: Where, q_heads: int, k_heads: int, norm: Norm | None, path: str, key: tuple | None
+):
     """q ``[..., q_heads, D]``; k and v go into a paged cache.
 
     Args:
         given: plain tensors in the order of the names of `INTO_CACHE`, and None for those that a call lacks.
         path: "auto", "pass" or "product".
+        key: of `Operation.look_up`.
     """
     check_no_grad(INTO_CACHE.names, given, where)
-    return INTO_CACHE(given, where, q_heads, k_heads, norm, path, aligned(*given[_WRITES : _WRITES + 2]))[0]
+    numbers = q_heads, k_heads, norm, path, aligned(*given[_WRITES : _WRITES + 2])
+    (q,) = INTO_CACHE(given, where, *numbers)
+    INTO_CACHE.remember(key, given, where, *numbers)
+    return q
 
 
 class _IntoCache(Operation):
