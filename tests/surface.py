@@ -24,12 +24,12 @@ from ropelab.command.cli import app as command
 from ropelab.command.main import INTERRUPTED
 from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS, CONVENTIONS, LAWS
 from ropelab.conformance.configuration import verify_config
-from ropelab.interop.serving import vllm_writes
+from ropelab.interop import vllm_writes
 from ropelab.study.__main__ import app as study
 
 ROOT = Path(ropelab.__file__).parents[1]
 FILE = Path(__file__).with_name("unit") / "surface.txt"
-MACHINERY = ("broadcast", "calls", "kinds", "over_kernel", "patch", "serving")
+MACHINERY = ("broadcast", "calls", "log", "patch", "probe", "vllm_layers", "vllm_writes")
 """Modules of `ropelab.interop` that the adapters stand on, and that nobody else calls."""
 
 

@@ -4,13 +4,14 @@ The callers do not name the axis of the sequence. The sequence is the axis along
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ropelab.arguments import DTYPES, dtype_name, tensor
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.layout.pairing import Layout, join, pairs
+from ropelab.layout.seq_format import SEQ_AXIS, SeqFormat
 from ropelab.qk_norm import apply_qk_norm_rope
 from ropelab.rope import apply_rope
 
@@ -120,10 +121,7 @@ def rotate_in_one_launch(
     views = _Views.of(xs, cos, sin, per_pair, trailing)
     if views is None:
         return None
-    ys = apply_rope(
-        *views.xs, cos=views.cos, sin=views.sin, layout=layout, out_layout=out_layout,
-        rotary_slice=views.rotary_slice, inverse=inverse,
-    )  # fmt: skip
+    ys = apply_rope(*views.xs, **views.where, layout=layout, out_layout=out_layout, inverse=inverse)
     return views.back((ys,) if isinstance(ys, torch.Tensor) else ys)
 
 
@@ -155,10 +153,7 @@ def norm_and_rotate_in_one_launch(
     views = _Views.of(xs, cos, sin, per_pair)
     if views is None or (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)):
         return None
-    ys = apply_qk_norm_rope(
-        *views.xs, *weights, cos=views.cos, sin=views.sin, eps=eps, layout=layout, rotary_slice=views.rotary_slice
-    )
-    return views.back(ys)
+    return views.back(apply_qk_norm_rope(*views.xs, *weights, **views.where, eps=eps, layout=layout))
 
 
 def promoted(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -167,35 +162,81 @@ def promoted(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 class _Views(NamedTuple):
-    """Tensors as ``[B, S, H, D]``, and tables as ``[S, W]`` or ``[B, S, W]``."""
+    """Tensors and tables as `ropelab.apply_rope` takes them.
 
-    xs: list[torch.Tensor]
-    cos: torch.Tensor
-    sin: torch.Tensor
-    rotary_slice: tuple[int, int] | None
-    axes: Axes
+    Attributes:
+        where: the arguments of `ropelab.apply_rope` for the tables and the axes.
+        axes: the axes of the tensors that the views were made of; None for the tensors themselves.
+    """
+
+    xs: Sequence[torch.Tensor]
+    where: dict[str, Any]
+    axes: Axes | None
 
     @classmethod
     def of(
         cls, xs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor, per_pair: bool, trailing: bool = False
     ) -> "_Views | None":
-        """Return the views, or None where one launch cannot rotate the tensors."""
-        fits = cos.shape == sin.shape and cos.dtype == sin.dtype and cos.dtype in DTYPES and cos.device == sin.device
-        fits = fits and all(x.dtype == xs[0].dtype and x.device == cos.device for x in xs) and xs[0].dtype in DTYPES
-        axes = _named_axes([x.shape for x in xs], cos.shape) if fits else None
-        rotary_dim = cos.shape[-1] * (2 if per_pair else 1)
-        if axes is None or not 0 < rotary_dim <= xs[0].shape[-1] or rotary_dim % 2:
+        """Return the views, or None where one launch cannot rotate the tensors.
+
+        Most models pass tensors and tables in a format of `apply_rope`. That call names the axes at once, because
+        finding them takes the host longer than the launch.
+        """
+        x, rotary_dim = xs[0], cos.shape[-1] * (2 if per_pair else 1)
+        if cos.shape != sin.shape or cos.dtype != sin.dtype or cos.device != sin.device:
             return None
-        seq_len = 1 if axes.seq is None else xs[0].shape[axes.seq]
-        rotary_slice = None if per_pair else (0, rotary_dim)
+        if cos.dtype not in DTYPES or x.dtype not in DTYPES:
+            return None
+        for y in xs:
+            if y.dtype != x.dtype or y.device != cos.device:
+                return None
+        seq_format = _format_of(xs, cos.shape)
+        axes = _named_axes([y.shape for y in xs], cos.shape) if seq_format is None else None
+        if seq_format is None and axes is None:
+            return None
+        features = x.shape[-1]
+        if not 0 < rotary_dim <= features or rotary_dim % 2:
+            return None
+        where: dict[str, Any] = {"rotary_slice": None if per_pair else (0, rotary_dim)}
         if trailing:
-            rotary_slice = xs[0].shape[-1] - rotary_dim, xs[0].shape[-1]
-        bshd = [_to_bshd(x, axes) for x in xs]
-        return cls(bshd, _rows(cos, seq_len), _rows(sin, seq_len), rotary_slice, axes)
+            where["rotary_slice"] = features - rotary_dim, features
+        if axes is None:
+            heads = 1 if seq_format == "bhsd" else 2
+            return cls(
+                xs, where | {"cos": _without(cos, heads), "sin": _without(sin, heads), "seq_format": seq_format}, None
+            )
+        seq_len = 1 if axes.seq is None else x.shape[axes.seq]
+        where |= {"cos": _rows(cos, seq_len), "sin": _rows(sin, seq_len)}
+        return cls([_to_bshd(y, axes) for y in xs], where, axes)
 
     def back(self, ys: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results with the axes of the tensors that the views were made of."""
-        return [_from_bshd(y, self.axes) for y in ys]
+        return list(ys) if self.axes is None else [_from_bshd(y, self.axes) for y in ys]
+
+
+def _format_of(xs: Sequence[torch.Tensor], table: torch.Size) -> SeqFormat | None:
+    """``"bhsd"`` or ``"bshd"`` where tables ``[B or 1, 1, S, W]`` or ``[B or 1, S, 1, W]`` serve all tensors, or None.
+
+    A table of one token serves in either format, and the results are the same.
+    """
+    first = xs[0].shape
+    if len(table) != 4 or len(first) != 4:
+        return None
+    seq_format: SeqFormat = "bhsd" if table[1] == 1 and table[2] == first[2] else "bshd"
+    seq = SEQ_AXIS[seq_format]
+    if table[3 - seq] != 1 or table[0] not in (1, first[0]):
+        return None
+    for y in xs:
+        shape = y.shape
+        if len(shape) != 4 or shape[0] != first[0] or shape[seq] != table[seq] or shape[3] != first[3]:
+            return None
+    return seq_format
+
+
+def _without(table: torch.Tensor, heads: int) -> torch.Tensor:
+    """The table without the axis of the heads, and without an axis of one batch: ``[B, S, W]`` or ``[S, W]``."""
+    rows = table.select(heads, 0)
+    return rows if len(rows) != 1 else rows[0]
 
 
 def _named_axes(shapes: Sequence[torch.Size], table: torch.Size) -> Axes | None:

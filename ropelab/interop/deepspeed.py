@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
 
 from ropelab.call.traced import one_node
 from ropelab.interop.broadcast import as_joined, check_tables, formula, rotate_in_one_launch
-from ropelab.interop.patch import Patch, Place
+from ropelab.interop.calls import Call, ForeignRotation, Kind, rotation_of
+from ropelab.interop.patch import Patch, Place, places
 
 RotationFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -44,7 +44,8 @@ def apply_rotary_pos_emb(t: torch.Tensor, freqs_cos: torch.Tensor, freqs_sin: to
         ValueError: the tables have a wrong number of columns, shapes do not broadcast, or devices differ.
     """
     check_tables({"t": t}, {"freqs_cos": freqs_cos, "freqs_sin": freqs_sin})
-    rotated = _rotate_promoted([t], freqs_cos, freqs_sin)
+    dtype = torch.promote_types(torch.promote_types(t.dtype, freqs_cos.dtype), freqs_sin.dtype)
+    rotated = as_joined(rotate_in_one_launch([t.to(dtype)], freqs_cos, freqs_sin), freqs_cos)
     return formula(t, freqs_cos, freqs_sin) if rotated is None else rotated[0]
 
 
@@ -100,8 +101,8 @@ def patch() -> Patch:
     new: dict[Place, object] = {}
     for module, name, inverse in functions:
         original = getattr(module, name)
-        rotate = original if _is_ours(original) else _over_kernel(f"{module.__name__}.{name}", original, inverse)
-        new |= dict.fromkeys(_places(name, original), rotate)
+        rotate = original if rotation_of(original) else _rotation(module, name, inverse).over_kernel()
+        new |= dict.fromkeys(places(name, original), rotate)
     if hasattr(layer, _AVAILABLE):
         new |= {(layer, "_torchembed_rope_forward"): fused_rope_forward, (layer, _AVAILABLE): True}
     return Patch(new)
@@ -111,56 +112,32 @@ _AVAILABLE = "_torchembed_available"
 """The flag of DeepSpeed that says whether the import of torchembed succeeded."""
 
 
-def _rotate_promoted(
-    xs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor, *, inverse: bool = False
-) -> list[torch.Tensor] | None:
-    """`rotate_in_one_launch` of the tensors in the dtype to which the first tensor and the tables promote."""
-    dtype = torch.promote_types(torch.promote_types(xs[0].dtype, cos.dtype), sin.dtype)
-    return as_joined(rotate_in_one_launch([x.to(dtype) for x in xs], cos, sin, inverse=inverse), cos)
-
-
 def _rotate_rows(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """`apply_rotary_pos_emb` of ``[..., s, r]`` by tables ``[s, r]``, in one launch for any number of leading axes."""
     batched = x.flatten(0, -3) if x.ndim > 3 else x
     return apply_rotary_pos_emb(batched, cos, sin).reshape(x.shape)
 
 
-def _over_kernel(name: str, original: RotationFunction, inverse: bool) -> RotationFunction:
-    """The function over the kernel that replaces ``original``; ``inverse`` as for `ropelab.apply_rope`.
+def _rotation(module: ModuleType, name: str, inverse: bool) -> ForeignRotation:
+    """The rotation of halves that a function of DeepSpeed computes; ``inverse`` as for `ropelab.apply_rope`.
 
     Raises:
-        ValueError: ``original`` does not rotate halves by tables that broadcast.
+        ValueError: the function does not rotate halves by tables that broadcast.
     """
-    generator = torch.Generator("cpu").manual_seed(0)
-    shapes = (2, 5, 3, 8), (1, 5, 1, 6), (1, 5, 1, 6)  # the columns of the tables differ between the halves
-    probe = [torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") for shape in shapes]
-    (expected,) = _rotate_promoted(probe[:1], *probe[1:], inverse=inverse) or probe[:1]
-    try:
-        found = original(*probe)
-        agrees = found.shape == expected.shape and torch.allclose(found, expected)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-        agrees = False
-    if not agrees:
-        raise ValueError(f"{name}: expected a rotation of halves by (t, freqs_cos, freqs_sin), got another function")
-
-    @functools.wraps(original)
-    def over_kernel(t: torch.Tensor, freqs_cos: torch.Tensor, freqs_sin: torch.Tensor) -> torch.Tensor:
-        rotated = None
-        if all(isinstance(x, torch.Tensor) and x.ndim for x in (t, freqs_cos, freqs_sin)):
-            rotated = _rotate_promoted([t], freqs_cos, freqs_sin, inverse=inverse)
-        # The original also says what is wrong with a wrong call.
-        return original(t, freqs_cos, freqs_sin) if rotated is None else rotated[0]
-
-    over_kernel.__dict__["_rotates_with_ropelab"] = True
-    return over_kernel
+    function = getattr(module, name)
+    names = tuple(inspect.signature(function).parameters)
+    x, *tables = names if len(names) == 3 else ("t", "freqs_cos", "freqs_sin")
+    calls = {(x, *tables): [_Broadcast((x,), "bshd", "1s1", tuple(tables))]}
+    return ForeignRotation(
+        f"{module.__name__}.{name}", function, calls, [Kind("split_half", "feature", inverse=inverse)]
+    )
 
 
-def _is_ours(function: object) -> bool:
-    return getattr(function, "_rotates_with_ropelab", False)
+class _Broadcast(Call):
+    """Tables of any number of axes, against tensors of any number of axes."""
 
+    joined = True
 
-def _places(name: str, function: RotationFunction) -> Iterator[Place]:
-    """Each loaded module that has the function under the name."""
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType) and vars(module).get(name) is function:
-            yield module, name
+    def broadcast(self, cos, sin, arguments):
+        tensors = arguments[self.rotated[0]], cos, sin
+        return (cos, sin) if all(isinstance(x, torch.Tensor) and x.ndim for x in tensors) else None

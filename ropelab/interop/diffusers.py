@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ropelab.interop.calls import Call, Complex, Turn
-from ropelab.interop.over_kernel import ForeignRotation, Rotating, rotation_of
-from ropelab.interop.patch import Patch, Place, check_model, is_replaced, undo_all
+from ropelab.interop.calls import Call, Complex, ForeignRotation, Rotating, Turn, rotation_of
+from ropelab.interop.patch import Patch, Place, check_model, is_replaced, undo_all, with_names
 
 _NAME = re.compile(r"_?apply_(\w+_)?rotary_emb(_\w+)?$|apply_rope$")
 _INNER = "_rotation_over_ropelab"
@@ -165,11 +164,7 @@ def _with_inner_rotation(kind: type) -> dict[Place, object]:
         raise ValueError(f"{name}: expected a function of its arguments, got one that reads {code.co_freevars}")
     over_kernel = ForeignRotation(name, types.FunctionType(code, call.__globals__), CALLS).over_kernel()
     constants = tuple(_stand_in.__code__ if c is code else c for c in constants)
-    # With the name of a module, torch.compile would look the new global name up there.
-    names = {key: value for key, value in call.__globals__.items() if key != "__name__"} | {_INNER: over_kernel}
-    new = types.FunctionType(call.__code__.replace(co_consts=constants), names, call.__name__, call.__defaults__)
-    new.__kwdefaults__ = call.__kwdefaults__
-    return {(kind, "__call__"): new}
+    return {(kind, "__call__"): with_names(call, {_INNER: over_kernel}, call.__code__.replace(co_consts=constants))}
 
 
 def _stand_in(*args, **kwargs):

@@ -32,6 +32,8 @@ from ropelab.call.where import Options, check_one_start
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.seq_format import SEQ_AXIS, SeqFormat, check_seq_format, rank
 
+__all__ = ["apply_qk_norm_rope", "apply_rope"]
+
 
 @one_node
 def apply_rope(
@@ -141,6 +143,12 @@ def _check_tensor(name: str, x: object) -> None:
         raise TypeError(f"{name}: expected a torch.Tensor, got {shown(x)}")
 
 
+def grad_placements(placements: Sequence[Placement], x: DTensor) -> list[Placement]:
+    """The placements of a gradient that sums over the parts of ``x``."""
+    pairs = zip(placements, x.placements, strict=True)
+    return [Partial() if isinstance(of_x, Shard) and isinstance(own, Replicate) else own for own, of_x in pairs]
+
+
 class _Sharding:
     """The placements of q and k, and what they leave of every other argument on this rank."""
 
@@ -220,13 +228,13 @@ class _Sharding:
         placements = self._follow(batch_axis=0 if table.ndim == 3 and len(table) > 1 else None)
         if table.requires_grad and any(x.placements != self.xs[0].placements for x in self.xs):
             raise ValueError(f"{name}: expected q's placements for k where a table has a gradient, got others")
-        return self._local(table, placements, self._grad_placements(placements, self.xs[0]))
+        return self._local(table, placements, grad_placements(placements, self.xs[0]))
 
     def local_weight(self, name: str, weight: torch.Tensor, x: DTensor) -> torch.Tensor:
         """A weight of the norm of ``x``, whose gradient sums over the parts of ``x``."""
         _check_tensor(name, weight)
         placements: list[Placement] = [Replicate()] * self.mesh.ndim
-        return self._local(weight, placements, self._grad_placements(placements, x))
+        return self._local(weight, placements, grad_placements(placements, x))
 
     def _follow(self, batch_axis: int | None = None, seq_axis: int | None = None) -> list[Placement]:
         """The placements of a tensor with these axes that hold what this rank's part of q needs."""
@@ -239,11 +247,6 @@ class _Sharding:
             return Replicate()
 
         return [of(placement) for placement in self.xs[0].placements]
-
-    def _grad_placements(self, placements: list[Placement], x: DTensor) -> list[Placement]:
-        """The placements of a gradient that sums over the parts of ``x``."""
-        pairs = zip(placements, x.placements, strict=True)
-        return [Partial() if isinstance(of_x, Shard) and isinstance(own, Replicate) else own for own, of_x in pairs]
 
     def _local(
         self, x: torch.Tensor, placements: list[Placement], grad_placements: list[Placement] | None = None

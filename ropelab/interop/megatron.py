@@ -21,9 +21,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import sys
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +30,7 @@ from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, dtype_name,
 from ropelab.call.refusals import renamed
 from ropelab.call.traced import one_node
 from ropelab.interop.broadcast import check_tables, rotate_in_one_launch
-from ropelab.interop.patch import Patch, Place
+from ropelab.interop.patch import Patch, Place, places
 from ropelab.latent_attention import assemble_mla_kv, rotate_mla_query
 from ropelab.layout.pairing import Layout
 from ropelab.positions.packed import PackedSequences
@@ -444,7 +442,7 @@ def patch() -> Patch:
                 continue
             patched = getattr(original, "_rotates_with_ropelab", False)
             replacement = original if patched else _replacement(f"{module_name}.{name}", original, ours)
-            new |= dict.fromkeys(_places(name, original), replacement)
+            new |= dict.fromkeys(places(name, original), replacement)
     return Patch(new)
 
 
@@ -466,10 +464,3 @@ def _replacement(name: str, original: Callable, ours: Callable) -> Callable:
 
     over_kernel.__dict__["_rotates_with_ropelab"] = True
     return over_kernel
-
-
-def _places(name: str, function: Callable) -> Iterator[Place]:
-    """Each loaded module that has the function under the name."""
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType) and vars(module).get(name) is function:
-            yield module, name

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -97,6 +99,25 @@ def is_replaced(owner: Any, name: str) -> bool:
     """Whether what the owner has under the name comes from a patch that is not undone."""
     replaced = _REPLACED.get(owner, {}).get(name)
     return replaced is not None and _function(vars(owner).get(name)) is replaced.new
+
+
+def places(name: str, function: Callable) -> Iterator[Place]:
+    """Each loaded module that has the function under the name."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, types.ModuleType) and vars(module).get(name) is function:
+            yield module, name
+
+
+def with_names(function: Any, names: Mapping[str, object], code: types.CodeType | None = None) -> Any:
+    """A copy of a function for which some global names mean something else, perhaps with other code.
+
+    The copy's globals lack ``__name__``. With the name of a module, torch.compile would look the names up there.
+    """
+    known = {key: value for key, value in function.__globals__.items() if key != "__name__"} | dict(names)
+    code = function.__code__ if code is None else code
+    new = types.FunctionType(code, known, function.__name__, function.__defaults__, function.__closure__)
+    new.__kwdefaults__ = function.__kwdefaults__
+    return new
 
 
 class _Replaced:

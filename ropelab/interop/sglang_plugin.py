@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ropelab.interop.serving.log import say
+from ropelab.interop.log import say
 from ropelab.interop.sglang import apply_rope_with_cos_sin_cache_inplace
 from ropelab.paged_cache import rope_and_cache
 from ropelab.positions.axes import mrope_axes

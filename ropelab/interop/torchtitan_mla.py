@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor
 from torchtitan.config import derive, override
 from torchtitan.models.common.rope import ComplexRoPE
 from torchtitan.models.deepseek_v3.model import Attention
@@ -27,6 +27,7 @@ from torchtitan.overrides import fused_mla as theirs
 from ropelab.arguments import check_tensor
 from ropelab.call.refusals import renamed
 from ropelab.call.traced import one_node
+from ropelab.interop.dtensor import grad_placements
 from ropelab.interop.patch import Patch
 from ropelab.interop.torchtitan import complex_rope
 from ropelab.latent_attention import assemble_mla_kv, rotate_mla_query
@@ -102,11 +103,7 @@ def _shared(k_pe: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
     """The part of ``k_pe`` on this rank, whose gradient sums over the heads of this rank only."""
     if not (isinstance(k_pe, DTensor) and isinstance(kv, DTensor)):
         return _local(k_pe)
-    pairs = zip(k_pe.placements, kv.placements, strict=True)
-    return k_pe.to_local(
-        grad_placements=[Partial() if isinstance(of_kv, Shard) and isinstance(own, Replicate) else own
-                         for own, of_kv in pairs]
-    )  # fmt: skip
+    return k_pe.to_local(grad_placements=grad_placements(k_pe.placements, kv))
 
 
 def _placed_as(x: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

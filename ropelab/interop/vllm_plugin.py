@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from ropelab.interop.serving.log import say
-from ropelab.interop.serving.stand_ins import Unlike
+from ropelab.interop.log import say
+from ropelab.interop.probe import Refused
 
 
 def register() -> None:
@@ -32,7 +32,7 @@ def register() -> None:
     try:
         from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-        from ropelab.interop.serving import vllm_writes
+        from ropelab.interop import vllm_writes
 
         vllm_writes.define()
         load = BaseModelLoader.load_model
@@ -68,8 +68,7 @@ def serve(model: torch.nn.Module, vllm_config: Any) -> Counter[str]:
     Returns:
         The number of layers for each outcome: "served", or the reason why a layer keeps its own calls.
     """
-    from ropelab.interop.serving.vllm_latent import is_latent_attention, serve_latent_attention
-    from ropelab.interop.serving.vllm_layers import is_attention, serve_attention
+    from ropelab.interop.vllm_layers import is_attention, is_latent_attention, serve_attention, serve_latent_attention
 
     outcomes: Counter[str] = Counter()
     for name, layer in list(model.named_modules()):
@@ -85,7 +84,7 @@ def serve(model: torch.nn.Module, vllm_config: Any) -> Counter[str]:
             with torch.random.fork_rng(devices=gpus):  # a server's random numbers stay as they are
                 serve_layer(layer, name, vllm_config)
         except Exception as error:  # a layer that the plugin does not understand stays as it is
-            reason = str(error) if isinstance(error, Unlike) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
             outcomes[reason] += 1
             if outcomes[reason] == 1:
                 say("info", f"{name} ({type(layer).__name__}) keeps vLLM's own calls: {reason}")
@@ -103,7 +102,7 @@ def serve(model: torch.nn.Module, vllm_config: Any) -> Counter[str]:
 def _tell_the_compiler(vllm_config: Any) -> None:
     """Have vLLM run the operators where it runs its own cache write, and compile anew with and without the plugin."""
     from ropelab import __version__
-    from ropelab.interop.serving.vllm_writes import ATTENTION, LATENT
+    from ropelab.interop.vllm_writes import ATTENTION, LATENT
 
     config = vllm_config.compilation_config
     splits = config.splitting_ops

@@ -27,7 +27,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backends import fa_utils, triton_attn
 from vllm.v1.attention.ops import triton_reshape_and_cache_flash
 
-from ropelab.interop.serving import vllm_writes
+from ropelab.interop import vllm_writes
 from ropelab.interop.vllm_plugin import serve
 
 COMMON = {

@@ -5,7 +5,7 @@ import torch
 
 diffusers = pytest.importorskip("diffusers")
 
-from ropelab.interop import over_kernel  # noqa: E402
+from ropelab.interop.calls import Understood  # noqa: E402
 from ropelab.interop.diffusers import is_patched, patch, unpatch  # noqa: E402
 from tests.models import diffusers_models  # noqa: E402
 
@@ -14,8 +14,8 @@ from tests.models import diffusers_models  # noqa: E402
                                   "LTXVideoTransformer3DModel", "Lumina2Transformer2DModel"])  # fmt: skip
 def test_results_and_gradients_stay(torch_backend, monkeypatch, name):
     served = []
-    rotated = over_kernel.Understood.rotated
-    monkeypatch.setattr(over_kernel.Understood, "rotated", lambda self, a: (served.append(y := rotated(self, a)), y)[1])
+    rotated = Understood.rotated
+    monkeypatch.setattr(Understood, "rotated", lambda self, a: (served.append(y := rotated(self, a)), y)[1])
     found = diffusers_models.compare(name)
     assert found.status == "equal", found
     assert served and not any(y is None for y in served)

@@ -7,11 +7,11 @@ import types
 import pytest
 import torch
 
-from ropelab.interop import over_kernel
+from ropelab.interop import calls
 from ropelab.interop.broadcast import formula
+from ropelab.interop.calls import ForeignRotation
 from ropelab.interop.huggingface import apply_rotary_pos_emb, patch
 from ropelab.interop.huggingface.calls import CALLS
-from ropelab.interop.over_kernel import ForeignRotation
 from tests.conftest import HAS_GPU
 from tests.support import older
 
@@ -228,7 +228,7 @@ def test_functions_that_are_called_otherwise(torch_backend, model, name, rotary_
     original = getattr(module, name)
     rotation = ForeignRotation(name, original, CALLS)
     [understood] = rotation.understood
-    arguments = rotation.bound((), over_kernel._probe(understood.call, understood.kind, rotary_dim))
+    arguments = rotation.bound((), calls._probe(understood.call, understood.kind, rotary_dim))
     arguments |= understood.call.options
     xs = {x: torch.randn_like(arguments[x]).requires_grad_() for x in understood.call.rotated}
     try:

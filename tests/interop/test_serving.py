@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropelab.interop.serving.stand_ins import Found, StandIn, Unlike, probe, random_heads
+from ropelab.interop.probe import Refused, StandIn
+from ropelab.interop.vllm_layers import Found, probe, random_heads
 
 ROOT = Path(__file__).parents[2]
 HEADS, SIZE = 4, 6
@@ -83,7 +84,7 @@ def probed(kind: type) -> Found:
     made = {name: random_heads(features) for name, features in (("qkv_proj", 3 * width), ("o_proj", 8), ("gate", 1))}
     parts = {name: lambda x, made=x: (made, None) for name, x in made.items()}
     return probe(
-        kind.forward, kind(), rotary="rotary_emb", attention="attn", norms=("q_norm", "k_norm"), parts=parts,
+        kind(), rotary="rotary_emb", attention="attn", norms=("q_norm", "k_norm"), parts=parts,
         attention_width=width,
     )  # fmt: skip
 
@@ -107,7 +108,7 @@ def test_the_probe_finds_the_norms_and_their_place(kind, found):
     ],
 )
 def test_the_probe_refuses_a_layer_that_does_something_else(kind, reason):
-    with pytest.raises(Unlike, match=reason):
+    with pytest.raises(Refused, match=reason):
         probed(kind)
 
 

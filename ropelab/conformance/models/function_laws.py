@@ -10,9 +10,8 @@ import torch
 
 from ropelab.conformance.report import Report
 from ropelab.conformance.verify import verify
-from ropelab.interop.calls import Complex
+from ropelab.interop.calls import Complex, ForeignRotation, Understood
 from ropelab.interop.huggingface.calls import CALLS, GatheredRows
-from ropelab.interop.over_kernel import ForeignRotation, Understood
 
 
 def understood(name: str, function: Callable[..., Any]) -> Understood:

@@ -13,22 +13,11 @@ from typing import Any
 
 import torch
 
-from ropelab.interop.huggingface.layers import (
-    Norm,
-    Reached,
-    Refused,
-    Uses,
-    arguments_of,
-    calls_rotation,
-    forward_of,
-    memory,
-    own,
-    with_rotation,
-)
+from ropelab.interop.calls import ForeignRotation, Kind, Rotating
+from ropelab.interop.huggingface.layers import Norm, changed_layers, forward_of, observed, own, with_rotation
 from ropelab.interop.huggingface.projections import are_of, check_tables, of_pairs
-from ropelab.interop.kinds import Kind
-from ropelab.interop.over_kernel import ForeignRotation, Rotating
 from ropelab.interop.patch import Place
+from ropelab.interop.probe import Refused, memory
 from ropelab.paged_cache import rope_and_cache
 
 TABLES = "position_embeddings"
@@ -47,24 +36,18 @@ def caching_layers(
             there is no static cache.
         norms: the norms of q and k that the one pass computes, for the layers whose norms return their inputs.
     """
-    new: dict[Place, object] = {}
     said: set[str] = set()
     device = next((x.device for x in model.parameters()), torch.device("cpu"))
-    for _, layer, used in calls_rotation(model, rotations):
-        if len(used) > 1 or device.type == "meta":
-            continue
-        [(name, rotation)] = used.items()
-        try:
-            function = forward_of(layer)
-            with device:  # a caller may have another default
-                check_tables(model, rotation.understood[0].kind)
-                _check(layer, name, rotation)
-        except Refused:
-            continue
+
+    def caching(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> dict[Place, object]:
+        function, kind = forward_of(layer), rotation.understood[0].kind
+        with device:  # a caller may have another default
+            check_tables(model, kind)
+            _check(layer, name, rotation)
         plain: Any = getattr(forwards.get((layer, "forward")), "__func__", function)
-        forward = _caching(layer, name, rotation.understood[0].kind, plain, norms.get(layer, []), said)
-        new[layer, "forward"] = own(forward, layer)
-    return new
+        return {(layer, "forward"): own(_caching(layer, name, kind, plain, norms.get(layer, []), said), layer)}
+
+    return {} if device.type == "meta" else changed_layers(model, rotations, caching)
 
 
 def _caching(layer: Any, name: str, kind: Kind, plain: Rotating, norms: list[Norm], said: set[str]) -> Rotating:
@@ -156,45 +139,17 @@ class _OnePass:
         return layer.keys, layer.values
 
 
-class _Probe:
-    """A cache whose update ends the call of a layer."""
-
-    def update(self, *args, **kwargs):
-        raise Reached(args, kwargs)
-
-
-def _check(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> None:
+def _check(layer: Any, name: str, rotation: ForeignRotation) -> None:
     """Raise Refused unless the layer gives the update what it rotates, and reads q and k nowhere between."""
-    understood = rotation.understood[0]
-    if not understood.kind.norms or len(understood.call.rotated) != 2:
-        raise Refused("its rotation does not take q and k together, or reorders or turns them back")
-    uses, given = Uses(), arguments_of(layer)
-    rotated: list[Any] = []
-
-    def reached(*args, **kwargs):
-        rotated.append(rotation.bound(args, kwargs))
-        uses.used.clear()
-        return rotated[0][understood.call.rotated[0]], rotated  # no operation takes a list of this kind
-
-    try:
-        with torch.no_grad(), uses:
-            with_rotation(type(layer).forward, name, reached)(layer, **given | {_cache_of(layer): _Probe()})
+    seen = observed(layer, name, rotation, _cache_of(layer))
+    if not seen.updated:
         raise Refused("it updates no cache")
-    except Reached as call:
-        updated = call.call[0]
-        if not rotated:
-            raise Refused("it does not rotate") from call
-    except Refused:
-        raise
-    except Exception as error:
-        raise Refused(f"it could not be called with random hidden states ({type(error).__name__})") from error
-    q = rotated[0][understood.call.rotated[0]]
-    tables = [rotated[0][table] for table in understood.call.tables]
+    [q, _], tables = seen.heads, seen.given.get(TABLES, ())
     right = (
-        updated[0] is rotated and updated[2] == layer.layer_idx,
-        tables[0] is given[TABLES][0] and tables[1] is given[TABLES][1],
-        rotated[0].get("unsqueeze_dim", 1) == 1 and q.ndim == 4,
-        memory(q) not in uses.used,
+        seen.updated[0] is seen and seen.updated[2] == layer.layer_idx,
+        [id(seen.rotated[table]) for table in rotation.understood[0].call.tables] == [id(table) for table in tables],
+        seen.rotated.get("unsqueeze_dim", 1) == 1 and q.ndim == 4,
+        memory(q) not in seen.uses.used,
     )
     if not all(right):
         raise Refused("something else happens between its rotation and the update of its cache")

@@ -17,15 +17,14 @@ import inspect
 import textwrap
 import types
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from ropelab.interop.over_kernel import ForeignRotation, Rotating
-from ropelab.interop.patch import Place
+from ropelab.interop.calls import ForeignRotation, Rotating
+from ropelab.interop.patch import Place, with_names
+from ropelab.interop.probe import Reached, Refused, Uses, memory, run
 
 EPS_NAMES = ("variance_epsilon", "eps", "norm_eps", "epsilon")
 """The names that the classes of Transformers give to the number that they add to the mean of the squares."""
@@ -44,10 +43,6 @@ class Norm(NamedTuple):
         return weight + self.offset if self.offset else weight
 
 
-class Refused(Exception):
-    """An error that says why a layer cannot be fused."""
-
-
 def fused_layers(
     model: torch.nn.Module, rotations: Mapping[Place, ForeignRotation]
 ) -> tuple[dict[Place, object], dict[torch.nn.Module, list[Norm]]]:
@@ -56,36 +51,50 @@ def fused_layers(
     Raises:
         ValueError: no layer can be fused; the message gives the reason of the first layer that rotates.
     """
-    new: dict[Place, object] = {}
     norms: dict[torch.nn.Module, list[Norm]] = {}
-    reasons: dict[str, str] = {}
-    for path, layer, used in calls_rotation(model, rotations):
+
+    def fused(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> dict[Place, object]:
+        forwards, norms[layer] = _fused(layer, name, rotation)
+        return forwards
+
+    return changed_layers(model, rotations, fused, "normalizes q and k and then rotates them"), norms
+
+
+Change = Callable[[Any, str, ForeignRotation], Mapping[Place, object]]
+"""Returns the new forwards of a layer, and of its parts, from its rotation and the name of it; or raises `Refused`."""
+
+
+def changed_layers(
+    model: torch.nn.Module, rotations: Mapping[Place, ForeignRotation], change: Change, what: str = ""
+) -> dict[Place, object]:
+    """The new forwards of the layers that rotate and that ``change`` does not refuse.
+
+    Raises:
+        ValueError: there is none, and ``what`` says what such a layer does; the message gives the reason of the first
+            layer that rotates.
+    """
+    new: dict[Place, object] = {}
+    reasons: list[tuple[str, object]] = []
+    for path, layer in model.named_modules():
+        used = _rotations_of(layer, rotations)
         try:
             if len(used) > 1:
                 raise Refused(f"it calls {len(used)} rotations")
-            [(name, rotation)] = used.items()
-            forwards, norms[layer] = _fused(layer, name, rotation)
-            new |= forwards
+            for name, rotation in used.items():
+                new |= change(layer, name, rotation)
         except Refused as reason:
-            reasons[path] = str(reason)
-    if not new:
-        path, why = next(iter(reasons.items()), ("its layers", "none calls a rotation in its forward"))
-        raise ValueError(f"model: expected a layer that normalizes q and k and then rotates them, got {path}: {why}")
-    return new, norms
+            reasons.append((path, reason))
+    if what and not new:
+        path, why = (reasons or [("its layers", "none calls a rotation in its forward")])[0]
+        raise ValueError(f"model: expected a layer that {what}, got {path}: {why}")
+    return new
 
 
-def calls_rotation(
-    model: torch.nn.Module, rotations: Mapping[Place, ForeignRotation]
-) -> Iterator[tuple[str, torch.nn.Module, dict[str, ForeignRotation]]]:
-    """(path, layer, rotations by name) of each layer whose ``forward`` names a rotation of its file."""
-    by_file: dict[str, dict[str, ForeignRotation]] = {}
-    for (module, name), rotation in rotations.items():
-        by_file.setdefault(module.__name__, {})[name] = rotation
-    for path, layer in model.named_modules():
-        named = by_file.get(type(layer).__module__, {})
-        used = {name: rotation for name, rotation in named.items() if name in _names(type(layer).forward)}
-        if used:
-            yield path, layer, used
+def _rotations_of(layer: torch.nn.Module, rotations: Mapping[Place, ForeignRotation]) -> dict[str, ForeignRotation]:
+    """The rotations of a layer's file that its ``forward`` names, by name."""
+    function, file = inspect.unwrap(type(layer).forward), type(layer).__module__
+    named = function.__code__.co_names if inspect.isfunction(function) else ()
+    return {name: each for (module, name), each in rotations.items() if module.__name__ == file and name in named}
 
 
 def _fused(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> tuple[dict[Place, object], list[Norm]]:
@@ -154,8 +163,6 @@ def forward_of(layer: torch.nn.Module) -> Rotating:
 def with_rotation(function: Rotating, name: str, rotation: Rotating, *, gives_self: bool = False) -> Rotating:
     """A copy of a function, and of its decorators, for which a global name means another rotation.
 
-    The copy's globals lack ``__name__``. With the name of a module, torch.compile would look the rotation up there.
-
     Args:
         gives_self: the copy calls the rotation with its own first argument before all others.
     """
@@ -165,11 +172,7 @@ def with_rotation(function: Rotating, name: str, rotation: Rotating, *, gives_se
         closure = tuple(copied if cell.cell_contents is inner else cell for cell in function.__closure__ or ())
         decorator = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
         return functools.wraps(copied.cell_contents)(decorator)
-    code = _giving_self(function, name) if gives_self else function.__code__
-    names = {key: value for key, value in function.__globals__.items() if key != "__name__"} | {name: rotation}
-    new = types.FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
-    new.__kwdefaults__ = function.__kwdefaults__
-    return new
+    return with_names(function, {name: rotation}, _giving_self(function, name) if gives_self else None)
 
 
 def _giving_self(function: Rotating, name: str) -> types.CodeType:
@@ -227,33 +230,56 @@ def _in_one_launch(understood, arguments: dict[str, Any], layer: torch.nn.Module
 # ------------------------------------------------------------------------------------------- what a layer does
 
 
-class Reached(Exception):
-    """Ends a call of a layer at its rotation."""
+class Observed:
+    """What a layer did with random hidden states up to its rotation, or on to the update of its cache.
 
-    def __init__(self, args: tuple, kwargs: dict):
-        super().__init__()
-        self.call = args, kwargs
+    Attributes:
+        given: the arguments of the layer.
+        rotated: the arguments of its rotation, by name.
+        heads: q and k, which it rotates.
+        uses: the memory that it used from the start, or from the rotation on.
+        updated: the arguments of the update: in the place of k there is this object.
+    """
 
-
-class Uses(TorchDispatchMode):
-    """Remembers the memory of tensors from which an operation made a tensor in other memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.used: set[int] = set()
-        self._alive: list[torch.Tensor] = []  # memory that is freed could be that of another tensor later
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        self._alive += made + read
-        self.used |= set(map(memory, read)) - set(map(memory, made))
-        return result
+    def __init__(self, layer: torch.nn.Module):
+        self.given, self.uses = arguments_of(layer), Uses()
+        self.rotated: Any = {}
+        self.heads: list[torch.Tensor] = []
+        self.updated: tuple = ()
 
 
-def memory(x: torch.Tensor) -> int:
-    return x.untyped_storage()._cdata
+def observed(layer: torch.nn.Module, name: str, rotation: ForeignRotation, cache: str = "") -> Observed:
+    """Run a layer with random hidden states up to its rotation, or to the update of its argument ``cache``.
+
+    Args:
+        name: the global name by which the layer calls the rotation.
+
+    Raises:
+        Refused: the layer cannot be run so, or does not rotate q and k as the kernel does in one pass with other steps.
+    """
+    seen, understood = Observed(layer), rotation.understood[0]
+
+    def rotate(*args, **kwargs):
+        seen.rotated = rotation.bound(args, kwargs)
+        if not cache:
+            raise Reached
+        seen.uses.used.clear()
+        return seen.rotated[understood.call.rotated[0]], seen  # no operation takes an object of this class
+
+    def update(*args, **kwargs):
+        seen.updated = args
+        raise Reached
+
+    stands = {cache: types.SimpleNamespace(update=update)} if cache else {}
+    with seen.uses:
+        run(with_rotation(type(layer).forward, name, rotate), layer, seen.given | stands)
+    if seen.rotated == {}:
+        raise Refused("it does not rotate")
+    if seen.rotated is None or len(understood.call.rotated) != 2 or not understood.kind.norms:
+        expected = "its rotation does not take q and k together, or reorders, turns back, or rotates the last features"
+        raise Refused(expected)
+    seen.heads = [seen.rotated[each] for each in understood.call.rotated]
+    return seen
 
 
 def _norms_before(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> list[tuple[torch.nn.Module, int]]:
@@ -268,36 +294,20 @@ def _norms_before(layer: torch.nn.Module, name: str, rotation: ForeignRotation) 
         for child in layer.children()
         if not isinstance(child, torch.nn.Linear)
     ]
-
-    def reached(*args, **kwargs):
-        raise Reached(args, kwargs)
-
-    uses = Uses()
     try:
-        with torch.no_grad(), uses:
-            with_rotation(type(layer).forward, name, reached)(layer, **arguments_of(layer))
-        raise Refused("it does not rotate")
-    except Reached as reached_rotation:
-        arguments = rotation.bound(*reached_rotation.call)
-    except Refused:
-        raise
-    except Exception as error:
-        raise Refused(f"it could not be called with random hidden states ({type(error).__name__})") from error
+        seen = observed(layer, name, rotation)
     finally:
         for handle in handles:
             handle.remove()
-    rotated = rotation.understood[0].call.rotated
-    if arguments is None or len(rotated) != 2 or not rotation.understood[0].kind.norms:
-        raise Refused("its rotation does not take q and k together, or reorders or turns them back")
     found = []
-    for x in (arguments[tensor] for tensor in rotated):
+    for x in seen.heads:
         made = [(module, y) for module, y in results if isinstance(y, torch.Tensor) and memory(y) == memory(x)]
         if len(made) != 1:
             raise Refused("it rotates q or k without a norm before")
         [(module, y)] = made
         if y.numel() != x.numel() or y.shape[-1] != x.shape[-1] or x.stride(-1) != 1:
             raise Refused("its norm is not over the features of a head")
-        if memory(y) in uses.used:
+        if memory(y) in seen.uses.used:
             raise Refused("it uses q or k between the norm and the rotation")
         found.append((module, x.shape[-1]))
     return found
@@ -348,11 +358,6 @@ def _norm(name: str, module: torch.nn.Module, features: int) -> Norm:
         if torch.allclose(found, normed * (factors + offset), rtol=1e-5, atol=1e-5):
             return Norm(name, eps, offset)
     raise Refused(f"its norm {kind} is not an RMS norm of a head with a weight")
-
-
-def _names(function: Any) -> tuple[str, ...]:
-    function = inspect.unwrap(function)
-    return function.__code__.co_names if inspect.isfunction(function) else ()
 
 
 def _attribute(layer: torch.nn.Module, child: torch.nn.Module) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import torch
 
 from ropelab.arguments import flag
+from ropelab.interop.calls import ForeignRotation, Rotating, rotation_of
 from ropelab.interop.huggingface.caches import caching_layers
 from ropelab.interop.huggingface.calls import CALLS
 from ropelab.interop.huggingface.layers import Norm, fused_layers, is_of_class, is_own
 from ropelab.interop.huggingface.projections import projected_layers
-from ropelab.interop.over_kernel import ForeignRotation, Rotating, rotation_of
 from ropelab.interop.patch import Patch, Place, check_model, is_replaced, undo_all
 
 

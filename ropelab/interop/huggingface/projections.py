@@ -16,18 +16,10 @@ from typing import Any
 import torch
 
 from ropelab.call.projection_paths import ProductSize, fastest
-from ropelab.interop.huggingface.layers import (
-    Reached,
-    Refused,
-    arguments_of,
-    calls_rotation,
-    forward_of,
-    own,
-    with_rotation,
-)
-from ropelab.interop.kinds import Kind
-from ropelab.interop.over_kernel import ForeignRotation, Rotating
+from ropelab.interop.calls import ForeignRotation, Kind, Rotating
+from ropelab.interop.huggingface.layers import changed_layers, forward_of, observed, own, with_rotation
 from ropelab.interop.patch import Place
+from ropelab.interop.probe import Refused, StandIn
 from ropelab.kernels import uses_triton
 from ropelab.layout.pairing import pairs
 from ropelab.projection import qkv_rope
@@ -41,38 +33,15 @@ def projected_layers(model: torch.nn.Module, rotations: Mapping[Place, ForeignRo
     Raises:
         ValueError: no layer does; the message gives the reason of the first layer that rotates.
     """
-    new: dict[Place, object] = {}
-    reasons: dict[str, str] = {}
-    for name, layer, used in calls_rotation(model, rotations):
-        try:
-            if len(used) > 1:
-                raise Refused(f"it calls {len(used)} rotations")
-            [(attribute, rotation)] = used.items()
-            check_tables(model, rotation.understood[0].kind)
-            new[layer, "forward"] = own(_projected(layer, attribute, rotation), layer)
-            for parts in _parts(layer):
-                _lay_together(parts)
-        except Refused as reason:
-            reasons[name] = str(reason)
-    if not new:
-        name, why = next(iter(reasons.items()), ("its layers", "none calls a rotation in its forward"))
-        raise ValueError(f"model: expected a layer that projects to q, k and v and then rotates, got {name}: {why}")
-    return new
 
+    def projected(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> dict[Place, object]:
+        check_tables(model, rotation.understood[0].kind)
+        forward = own(_projected(layer, name, rotation), layer)
+        for parts in _parts(layer):
+            _lay_together(parts)
+        return {(layer, "forward"): forward}
 
-class _WithHeads:
-    """A layer whose projections return what `ropelab.qkv_rope` made of the hidden states."""
-
-    def __init__(self, layer: torch.nn.Module, heads: tuple[torch.Tensor, ...]):
-        self._layer = layer
-        self.q_proj, self.k_proj, self.v_proj = (_returns(y.flatten(-2)) for y in heads)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
-
-
-def _returns(y: torch.Tensor) -> Rotating:
-    return lambda hidden_states: y
+    return changed_layers(model, rotations, projected, "projects to q, k and v and then rotates")
 
 
 def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation) -> Rotating:
@@ -80,8 +49,6 @@ def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation
     if why := _unfit(layer):
         raise Refused(why)
     kind = rotation.understood[0].kind
-    if not kind.norms:
-        raise Refused("its rotation reorders, turns back, or rotates the last features")
     _check_inputs(layer, attribute, rotation)
     signature = inspect.signature(function)
     without_rotation = with_rotation(function, attribute, lambda q, k, *args, **kwargs: (q, k))
@@ -103,8 +70,9 @@ def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation
                 said.add(why)
                 warnings.warn(f"{type(self).__name__}: a layer keeps its own projections, because {why}", stacklevel=2)
             return function(self, *args, **kwargs)
-        heads = _heads(self, hidden, tables, kind)
-        return without_rotation(_WithHeads(self, heads), *args, **kwargs)
+        flat = (y.flatten(-2) for y in _heads(self, hidden, tables, kind))
+        stands = {name: lambda hidden_states, y=y: y for name, y in zip(NAMES, flat, strict=True)}
+        return without_rotation(StandIn(self, stands), *args, **kwargs)
 
     return forward
 
@@ -196,28 +164,13 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 def _check_inputs(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation) -> None:
     """Raise Refused unless the layer rotates the results of q_proj and k_proj of its hidden states as they are."""
-
-    def reached(*args, **kwargs):
-        raise Reached(args, kwargs)
-
-    given = arguments_of(layer)
-    try:
-        with torch.no_grad():
-            with_rotation(type(layer).forward, attribute, reached)(layer, **given)
-        raise Refused("it does not rotate")
-    except Reached as call:
-        bound = rotation.bound(*call.call)
-    except Refused:
-        raise
-    except Exception as error:
-        raise Refused(f"it could not be called with random hidden states ({type(error).__name__})") from error
-    rotated = rotation.understood[0].call.rotated
-    if bound is None or len(rotated) != 2 or not {"hidden_states", "position_embeddings"} <= given.keys():
-        raise Refused("its rotation does not take q and k together, or its forward takes no tables")
+    seen = observed(layer, attribute, rotation)
+    if not {"hidden_states", "position_embeddings"} <= seen.given.keys():
+        raise Refused("its forward takes no tables")
     with torch.no_grad():
-        for name, tensor in zip(NAMES, rotated, strict=False):
-            heads = getattr(layer, name)(given["hidden_states"]).unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
-            if heads.shape != bound[tensor].shape or not torch.equal(heads, bound[tensor]):
+        for name, x in zip(NAMES, seen.heads, strict=False):
+            heads = getattr(layer, name)(seen.given["hidden_states"]).unflatten(-1, (-1, layer.head_dim))
+            if not torch.equal(heads.transpose(1, 2), x):
                 raise Refused(f"it does something between {name} and the rotation")
 
 

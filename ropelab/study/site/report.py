@@ -30,7 +30,7 @@ from ropelab.study.site.provenance import origin, provenance
 
 DOCS, README, FIGURES = ROOT / "docs", ROOT / "README.md", ROOT / "data" / "figures"
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
-INTERNAL = ("calls", "kinds", "over_kernel", "patch", "serving")
+INTERNAL = ("calls", "log", "patch", "probe", "vllm_layers", "vllm_writes")
 """The modules of `ropelab.interop` that the adapters share, and that users do not import from."""
 MODULES = (
     "ropelab",

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ropelab.interop.serving.log import say
+from ropelab.interop.log import say
 from ropelab.interop.vllm import cache_in_its_dtype
 from ropelab.paged_cache import mla_rope_and_cache, rope_and_cache
 
