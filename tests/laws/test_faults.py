@@ -10,7 +10,7 @@ from ropelab.conformance.laws import LAWS
 from ropelab.conformance.verify import verify
 from ropelab.kernels import INTERPRETED
 from ropelab.study.faults import AGREEMENT, CONTROLS, FAULTS, NOT_EXPRESSED, THEMES, Fault, correct, runs_on
-from ropelab.study.topics.conformance.kill_matrix import hold_to_laws, kill_matrix, kills, only_by_agreement
+from ropelab.study.topics.conformance import hold_to_laws, kill_matrix, kills, only_by_agreement
 from tests.conftest import HAS_GPU
 
 ALL = [pytest.param(fault, id=name) for name, fault in FAULTS.items()]

@@ -21,7 +21,7 @@ from ropelab.conformance import CACHE_CONVENTIONS, verify
 from ropelab.conformance.configuration import verify_config
 from ropelab.kernels import use_backend
 from ropelab.study.faults import CONTROLS, FAULTS
-from ropelab.study.topics.conformance.kill_matrix import laws_for
+from ropelab.study.topics.conformance import laws_for
 from tests.laws.cache_correct import CORRECT
 from tests.laws.cache_faults import CACHE_FAULTS
 from tests.laws.test_right_functions import RIGHT, Wrapped, angles_by_matmul, both_by_matmul

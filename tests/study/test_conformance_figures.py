@@ -1,4 +1,4 @@
-"""The tables and figures of notebook 09_conformance, on a kill matrix and a table of peers that are made up here."""
+"""The cells of notebook 09_conformance, on a kill matrix and a table of peers that are made up here."""
 
 import os
 import re
@@ -19,12 +19,9 @@ from ropelab.bench import (  # noqa: E402
     workers,
 )
 from ropelab.conformance import LAWS  # noqa: E402
-from ropelab.study.faults import FAULTS, NOT_EXPRESSED  # noqa: E402
-from ropelab.study.plots import registry as figures  # noqa: E402
-from ropelab.study.plots.panels import said  # noqa: E402
-from ropelab.study.topics.conformance import figures as conformance_figures  # noqa: E402
-from ropelab.study.topics.conformance import findings  # noqa: E402
-from ropelab.study.topics.conformance.kill_matrix import kill_matrix, kills  # noqa: E402
+from ropelab.study.faults import AGREEMENT, FAULTS, NOT_EXPRESSED  # noqa: E402
+from ropelab.study.topics.conformance import implementations, kill_matrix, kills, law_markdown  # noqa: E402
+from tests.site.cells import run  # noqa: E402
 from tests.study import dying_contender  # noqa: E402
 from tests.study.sentences import states  # noqa: E402
 
@@ -65,52 +62,62 @@ def table():
 # --------------------------------------------------------------------------------------------------- the kill matrix
 
 
-def test_the_score_counts_faults(found):
-    assert states(findings.sentence(found), 6, len(FAULTS) + len(NOT_EXPRESSED), 5, 5, 4)  # 4 need no reference
+@pytest.fixture
+def judged(monkeypatch, found):
+    """The names of the chapter after the cells that judge the catalogue, for the matrix ``found``."""
+
+    def names(*cells):
+        made_up = {"kill_matrix": lambda *_, **__: found}
+        return run(monkeypatch, "09", "picture", "matrix-figure", *cells, instead=made_up)
+
+    return names
 
 
-def test_shortcomings_are_told_one_by_one(found):
-    lines = "\n".join(findings.shortcomings(found))
-    told = {name for name in KILLERS if f"`{name}`" in lines}
+def test_the_score_counts_faults(judged):
+    (said,) = judged().findings_shown
+    assert states(said, 6, len(FAULTS) + len(NOT_EXPRESSED), 5, 5, 4)  # 4 need no reference
+
+
+def test_shortcomings_are_told_one_by_one(judged):
+    told = {name for name in KILLERS if any(f"`{name}`" in line for line in judged("matrix-score").limits)}
     assert {"tokens_on_the_y_axis", "sign_reversed_undeclared"} <= told
     assert not {"layout_flag_ignored", "backward_applies_forward"} & told
 
 
-def test_an_opt_in_law_that_was_not_asked_kills_nothing(found):
+def test_an_opt_in_law_that_was_not_asked_kills_nothing(found, judged):
     found["huge"] = pd.Series({"tokens_on_the_y_axis": "fail"})
-    assert findings.alone(kills(found))["huge"] == kills(found).huge.sum() == 1
-    assert findings.cover(kills(found)).faults.explode().is_unique
+    names = judged("blind-figure", "few-figure")
+    assert names.alone["huge"] == kills(found).huge.sum() == 1
+    assert names.of_all.kills.sum() == kills(found).any(axis=1).sum()
 
 
-def test_each_law_of_the_cover_kills_what_none_before_did(found):
-    killed = kills(found)
-    cover = findings.cover(killed)
+def test_each_law_of_the_cover_kills_what_none_before_did(judged):
+    names = judged("few-figure")
+    cover = names.of_all
     assert cover.law.tolist() == ["definition", "adjoint", "single_head"]  # of adjoint and rounding, the first
     assert cover.kills.tolist() == [3, 1, 1] and cover.left.tolist() == [2, 1, 0]
-    assert sorted(cover.faults.explode()) == sorted(killed.index[killed.any(axis=1)])
-    without = findings.cover(findings.without_agreement(killed))
-    assert not set(without.law) & set(findings.NEEDS_TRUTH)
-    assert "sign_reversed_undeclared" not in set(without.faults.explode())
+    assert not set(names.of_consistent.law) & {*AGREEMENT, "huge"}
+    assert names.of_consistent.kills.sum() == 4  # all but the reversed sign
 
 
-def test_self_consistency_cannot_see_layout_and_sign(found):
-    assert findings.unseen(kills(found)) == ["layout_flag_ignored", "sign_reversed_undeclared"]
+def test_self_consistency_cannot_see_layout_and_sign(judged):
+    assert [*judged("consistency-figure").blind] == ["layout_flag_ignored", "sign_reversed_undeclared"]
 
 
-def test_a_law_counts_the_faults_that_it_alone_kills(found):
-    killed = kills(found)
-    alone = findings.alone(killed)
+def test_a_law_counts_the_faults_that_it_alone_kills(judged):
+    names = judged("blind-figure")
+    alone, killed = names.alone, names.killed
     assert alone["single_head"] == 1 and alone.is_monotonic_decreasing and (alone > 0).all()
     assert all(killed.loc[killed.sum(axis=1) == 1, law].sum() == n for law, n in alone.items())
 
 
-def test_the_map_has_every_fault_and_every_law(found):
-    fig = conformance_figures.kill_matrix(found)
-    ax = fig.axes[0]
-    assert len(ax.get_yticks()) == len(KILLERS) and len(ax.get_xticks()) == len(ASKED)
-    codes = ax.collections[0].get_array().reshape(len(KILLERS), len(ASKED))
+def test_the_map_has_every_fault_and_every_law(judged):
+    names = judged()
+    codes = names.ax.collections[0].get_array().reshape(len(KILLERS), len(ASKED))
     assert (codes == 0).sum() == sum(map(len, KILLERS.values()))
-    assert states(said(fig), 5)
+    assert [label.get_text() for label in names.right.get_yticklabels()] == [
+        f"{len(killers)} law{'s' * (len(killers) != 1)}" for killers in KILLERS.values()
+    ]
 
 
 def test_a_catalogue_is_held_to_the_laws():
@@ -123,25 +130,24 @@ def test_a_catalogue_is_held_to_the_laws():
 # ------------------------------------------------------------------------------------------------------------- peers
 
 
-def test_the_table_of_peers(table):
-    fig = conformance_figures.peers(table)
-    assert states(said(fig), 1, 2) and "torchembed 0.3.2" in fig.axes[0].get_xlabel()
-    sentence = findings.peers_sentence(table, "a GPU")
-    assert "Liger" in sentence and "`second_order` (1), `decode` (1)" in sentence
-    assert [words.partition(":")[0] for _, words in findings.violations_in_words(table)] == ["second_order", "decode"]
-
-
-def test_the_record_is_drawn_where_there_is_one(table, tmp_path):
+def test_the_record_of_peers_is_drawn_counted_and_told(monkeypatch, table, tmp_path):
     records.write("conformance", table, tmp_path)
     read = records.load("conformance", tmp_path).frame
     assert list(read.columns) == conformance.COLUMNS and len(read) == len(table)
-    assert states(said(figures.draw("conformance", tmp_path)), 1, 2)
     assert "conformance" in studies.STUDIES
+    cells = "picture", "laws-table", "peers-figure", "peers-gpu", "violations-text"
+    nobody = {"implementations": lambda *_, **__: table[table.subject != "Liger"]}
+    names = run(monkeypatch, "09", *cells, instead=nobody, records=str(tmp_path))
+    here, there = names.findings_shown
+    assert states(here, 1, 1) and states(there, 1, 2)
+    assert "Liger" in there and "`second_order` (1), `decode` (1)" in there
+    assert set(names.missing.index) == {"not installed"} and "torchembed 0.3.2" in names.missing["not installed"]
+    assert [words.partition(":")[0] for words in names.first.message] == ["second_order", "decode"]
 
 
 def test_live_peers_keep_the_laws_and_the_others_say_why_not():
     names = ["complex product (Llama)", "flash-attn, split-half"]
-    frame = findings.peers(names, ["definition", "layout"], here=True)
+    frame = implementations(names, ["definition", "layout"], here=True)
     live = frame[frame.subject == names[0]]
     assert live.status.tolist() == ["pass", "pass"] and (live.violation <= live.bound).all()
     (reason,) = frame[frame.subject == names[1]].message
@@ -149,7 +155,7 @@ def test_live_peers_keep_the_laws_and_the_others_say_why_not():
 
 
 def test_a_message_names_no_folder_of_this_machine():
-    frame = findings.peers(["complex product (Llama)"], ["empty"], here=True)
+    frame = implementations(["complex product (Llama)"], ["empty"], here=True)
     (message,) = frame.message
     assert "RuntimeError" in message
     assert str(packages.PEERS.parents[1]) not in message
@@ -185,7 +191,9 @@ def test_torchembed_refuses_tables_of_each_sequence():
 
 def test_laws_fit_a_table_and_become_formulas(table):
     mathml = pytest.importorskip("ropelab.study.site.mathml").mathml
-    markdown = findings.law_markdown(findings.law_table(table, "ropelab, split-half"))
+    laws = pd.DataFrame([{"law": law.name, "statement": law.statement, "latex": law.latex} for law in LAWS.values()])
+    numbers = table[table.subject == "ropelab, split-half"].set_index("law")[["bound", "violation"]]
+    markdown = law_markdown(laws.join(numbers, on="law"))
     assert len({line.count("|") for line in markdown.splitlines()}) == 1
     assert all(f"`{name}`" in markdown for name in LAWS) and "2.0e-07" in markdown
     formulas = re.findall(r"\$([^$]+)\$", markdown)

@@ -13,11 +13,9 @@ from ropelab.bench import records, whole_file
 from ropelab.study.engine.claims import documents
 from ropelab.study.engine.record_links import show_records
 from ropelab.study.plots.panels import BETWEEN_RECORDS
-from ropelab.study.topics.conformance import figures as conformance_figures
 from ropelab.study.topics.precision import figures as precision_figures
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
-    "conformance": (("conformance",), conformance_figures.peers),
     "precision_on_gpu": (("precision",), precision_figures.on_gpu),
 }
 """The name of a figure -> the studies, and the function that draws their tables with a footer.

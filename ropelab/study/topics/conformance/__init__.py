@@ -1,1 +1,0 @@
-"""The faults that the laws find in published implementations."""
