@@ -6,6 +6,7 @@
 - `measured`: the times of a run beside the committed ones
 - `pages`: the first page, and the pages about all chapters, claims and records
 - `mathml`: formulas as MathML
+- `small`: figures and pages in fewer bytes
 - `report`: all pages together
 - `bibliography`: the page of references
 - `summary`: the tables of README.md and of the guide

@@ -10,6 +10,7 @@ from nbformat.v4 import new_markdown_cell
 from ropelab.study.engine.findings import FINDING, FURTHER, HEADLINE
 from ropelab.study.engine.record_links import RECORDS
 from ropelab.study.engine.runner import Run
+from ropelab.study.site import small
 
 # The text of an output brings no markup into a page but for a fold.
 _FOLD = re.compile(r"^(<details><summary>[^<]*</summary>|</details>)$", re.MULTILINE)
@@ -19,11 +20,11 @@ LABELS = {"parameters": "parameters", "injected-parameters": "parameters of this
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence in markdown that a notebook found, and the figure before it in its section: a file and its SVG."""
+    """A sentence in markdown that a notebook found, and the file of the figure before it in its section."""
 
     text: str
     headline: bool
-    figure: tuple[str, str] | None
+    figure: str | None
 
 
 @dataclass
@@ -32,12 +33,14 @@ class Chapter:
 
     Attributes:
         notebook: what Sphinx gets.
+        figures: file -> SVG.
         places: the name of a record, or of other evidence -> (label, title) of the first section that shows it.
     """
 
     run: Run
     title: str
     notebook: NotebookNode
+    figures: dict[str, str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     places: dict[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -53,9 +56,10 @@ def chapter(run: Run) -> Chapter:
     cells = [(cell, tags) for cell, tags in tagged if "papermill-error-cell-tag" not in tags]  # papermill's own note
     notebook.cells = [cell for cell, _ in cells]
     found = Chapter(run, run.name, notebook)
+    notebook.metadata.pop("widgets", None)  # their output has HTML, too
     section: tuple[str, str] | None = None  # label and title
-    last: NotebookNode | None = None  # the cell of the last figure of the section
-    figure: tuple[str, str] | None = None
+    last: NotebookNode | None = None  # the output of the last figure of the section
+    figure: str | None = None
     for cell, tags in cells:
         if cell.cell_type == "markdown":
             cell.source, headings = _labelled(cell.source, f"{run.name}-{cell.id}")
@@ -77,14 +81,15 @@ def chapter(run: Run) -> Chapter:
                     data["text/markdown"] = "Records: " + ", ".join(f"{{record}}`{study}`" for study in studies)
                 elif text := metadata.get(FINDING):
                     found.findings.append(Finding(text, bool(metadata.get(HEADLINE)), figure))
-                    if last and (image := last.metadata.mystnb.image)["alt"] == heading:
-                        image["alt"] = re.sub("[`$]", "", text)  # for who cannot see the figure
+                    if last and last["text/markdown"] == _image(figure, heading):
+                        last["text/markdown"] = _image(figure, re.sub("[`$]", "", text))  # for who cannot see it
                 elif texts := metadata.get(FURTHER):
                     found.findings += [Finding(text, False, None) for text in texts]
                     data["text/markdown"] = _FOLD.sub(r"```{raw} html\n\1\n```", data["text/markdown"])
-                elif svg := data.get("image/svg+xml"):
-                    last, figure = cell, (f"{run.name}-{cell.id}.svg", svg)
-                    cell.metadata.mystnb.setdefault("image", {"alt": heading})
+                elif svg := data.pop("image/svg+xml", None):
+                    last, figure = data, f"{run.name}-{len(found.figures) + 1}.svg"
+                    found.figures[figure] = small.svg(svg)
+                    data["text/markdown"] = _image(figure, heading)
     if found.title == run.name:
         notebook.cells.insert(0, new_markdown_cell(f"# {run.name}"))
     if run.failure:
@@ -92,6 +97,10 @@ def chapter(run: Run) -> Chapter:
         notebook.cells.insert(1, new_markdown_cell(f":::{{error}}\n{said}\n:::"))
     notebook.cells.append(new_markdown_cell(f"*notebooks/{run.name}.ipynb, {run.seconds:.1f} s*"))
     return found
+
+
+def _image(file: str, alt: str) -> str:
+    return f"```{{image}} {file}\n:alt: {' '.join(alt.split())}\n```"
 
 
 def _labelled(source: str, prefix: str) -> tuple[str, list[tuple[int, str, str]]]:

@@ -43,7 +43,7 @@ def first(
     for name, found in said:
         shown.append(f"{found.text} From {{doc}}`{_label(titles[name])} <{name}>`.")
         if found.figure:
-            shown.append(f"```{{image}} {found.figure[0]}\n:alt: {found.text}\n:target: {name}.html\n```")
+            shown.append(f"```{{image}} {found.figure}\n:alt: {found.text}\n:target: {name}.html\n```")
     shown.append("[All findings](findings.md), and how the book knows what it states.")
     for part, names in parts.items():
         if names is not next(iter(parts.values())):

@@ -23,7 +23,7 @@ from ropelab.bench.records import ROOT
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine.measure import Measured
 from ropelab.study.engine.runner import Run
-from ropelab.study.site import pages
+from ropelab.study.site import pages, small
 from ropelab.study.site.chapters import chapter
 from ropelab.study.site.ledgers import Ledger, ledger
 from ropelab.study.site.provenance import origin, provenance
@@ -95,7 +95,7 @@ def write(
     texts["index"] = pages.first(start, index, troubles, parts, texts, chapters, own)
     files = {f"{name}.md": text for name, text in texts.items()}
     files |= {f"{one.name}.ipynb": nbformat.writes(one.notebook) for one in chapters}
-    files |= dict(found.figure for one in chapters for found in one.findings if found.headline and found.figure)
+    files |= {name: svg for one in chapters for name, svg in one.figures.items()}
     files |= {path.name: path.read_text(encoding="utf-8") for path in FIGURES.glob("*.svg")}
     return problems + _build(files, page.parent, smoke)
 
@@ -118,4 +118,8 @@ def _build(files: Mapping[str, str], out: Path, smoke: bool) -> list[str]:
         for name, text in files.items():
             Path(folder, name).write_text(text, encoding="utf-8")
         Sphinx(folder, DOCS, out, f"{folder}/.doctrees", "html", settings, status=None, warning=warnings).build()
+    for path in out.glob("*.html"):
+        path.write_text(small.page(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in out.rglob("*.map"):  # for who debugs the style of the theme
+        path.unlink()
     return [line.replace(f"{folder}/", "") for line in strip_colors(warnings.getvalue()).splitlines()]

@@ -1,0 +1,39 @@
+"""Write figures and pages in fewer bytes; a browser shows the same."""
+
+import re
+
+# What matplotlib writes and nobody sees. Marks and clips keep their names, because others refer to them.
+_UNSEEN = re.compile(
+    r"<metadata>.*?</metadata>|<\?xml.*?\?>|<!DOCTYPE.*?>|(?<=<g) id=\"[^\"]*\"| transform=\"rotate\(-?0 [^\"]*\"",
+    re.DOTALL,
+)
+_AS_IT_IS = re.compile(r"(<(pre|script|style|textarea)\b.*?</\2>)", re.DOTALL)
+# Spans of names, points and operators, which have the colour of all text, and those that Sphinx puts around words.
+_PLAIN = re.compile(r'<span(?: class="(?:pre|n|p|o|w)")?>([^<]*)</span>')
+# The name of a cell of a table of pandas; the table's own style may speak of it.
+_CELL = re.compile(r'(?<=<t[dh]) id="(T_\w+)"( class="[^"]*")? ?')
+_ICON = re.compile(r'<symbol id="([\w-]+)".*?</symbol>', re.DOTALL)
+
+
+def svg(figure: str) -> str:
+    """A figure of matplotlib with coordinates to a hundredth of a point, and with each style once, as a class."""
+    styles: dict[str, str] = {}
+
+    def attributes(tag: re.Match[str]) -> str:
+        rounded = re.sub(r"(\.\d\d)\d+", r"\1", tag[0])
+        return re.sub(r'style="([^"]*)"', lambda at: f'class="{styles.setdefault(at[1], f"s{len(styles)}")}"', rounded)
+
+    small = re.sub(r"<[^<>]+>", attributes, _UNSEEN.sub("", figure))
+    classes = "".join(f".{name}{{{style}}}" for style, name in styles.items())
+    return re.sub(r"\s+", " ", small.replace("</style>", f"{classes}</style>", 1)).strip()
+
+
+def page(html: str) -> str:
+    """A page with single spaces outside of code, and without spans, names and icons that change nothing."""
+    while (less := _PLAIN.sub(r"\1", html)) != html:
+        html = less
+    html = _CELL.sub(lambda cell: cell[0] if f"#{cell[1]}" in html else "", html)
+    html = _ICON.sub(lambda icon: icon[0] if f'"#{icon[1]}"' in html else "", html)
+    # Every third part is the name of the tag whose text the part before it is.
+    parts = _AS_IT_IS.split(html)
+    return "".join(part if at % 3 else re.sub(r"\s+", " ", part) for at, part in enumerate(parts) if at % 3 != 2)
