@@ -17,7 +17,6 @@ nb_code_prompt_hide = "hide the code"
 nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]
 nb_ipywidgets_js = {}
 
-autoclass_content = "both"
 autodoc_member_order = "bysource"
 autodoc_mock_imports = [name for name in ("torchtitan", "transformers", "diffusers") if not find_spec(name)]
 default_role = "py:obj"
@@ -39,5 +38,11 @@ def setup(app: Sphinx) -> None:
     """Claims and records are things that pages link to by name, and that a search finds."""
     app.add_object_type("claim", "claim")
     app.add_object_type("record", "record")
-    # A default that a dataclass makes is no Python, which Sphinx would need to format a signature.
-    app.connect("autodoc-process-signature", lambda *of: (of[5] and of[5].replace("<factory>", "..."), of[6]))
+    app.connect("autodoc-process-signature", _signature)
+
+
+def _signature(app: Sphinx, what: str, name: str, thing: object, options: object, given: str, returned: str) -> tuple:
+    """A default that a dataclass makes is no Python, which Sphinx would need; what a protocol takes says nothing."""
+    if what == "class" and given == "(*args, **kwargs)":
+        return "", returned
+    return given and given.replace("<factory>", "..."), returned

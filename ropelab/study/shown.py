@@ -26,7 +26,6 @@ from ropelab.study.plots import gpus, registry
 from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.topics.performance.comparison import number
 
-LEFT = {"text-align": "left", "vertical-align": "top"}
 WORDS = {
     "seq_len": "tokens", "forward_error": "error of the result", "gradient_error": "error of the gradient",
     "norm_ratio": "norm / right norm", "has_triton_module": "has the kernel", "reaches_kernel": "reach the kernel",
@@ -137,20 +136,25 @@ class Shown:
 
     def fold(self, summary: str, *blocks: str | pd.DataFrame | Styler) -> None:
         """Display tables and text that a reader opens by their summary; words in backticks become code."""
-        display(HTML(f"<details><summary>{escape(summary)}</summary>{''.join(map(_html, blocks))}</details>"))
+        display(HTML(f"<details><summary>{_code(summary)}</summary>{''.join(map(_html, blocks))}</details>"))
 
 
 def styled(frame: pd.DataFrame) -> Styler:
-    """A table without its index and its empty columns, with words for columns and contenders."""
+    """A table without its index and its empty columns, with words for columns and contenders; numbers stand right."""
     frame = frame.dropna(axis="columns", how="all").rename(columns=CONTENDERS.label).rename(columns=WORDS)
     if "contender" in frame:
         frame = frame.assign(contender=frame.contender.map(CONTENDERS.label))
-    header = {"selector": "th", "props": "text-align: left; vertical-align: bottom"}
-    return frame.style.hide(axis="index").format(number, na_rep="").set_properties(**LEFT).set_table_styles([header])
+    left = [{"selector": "", "props": "text-align: left"}]
+    words = dict.fromkeys(frame.select_dtypes(exclude="number"), left)
+    return frame.style.hide(axis="index").format(number, na_rep="").set_table_styles(words)
 
 
 def _html(block: str | pd.DataFrame | Styler) -> str:
     if not isinstance(block, str):
         return (styled(block) if isinstance(block, pd.DataFrame) else block).to_html()
-    text = re.sub("`([^`]+)`", r"<code>\1</code>", escape(block))
+    text = _code(block)
     return f"<pre>{text}</pre>" if "\n" in text else f"<p>{text}</p>"
+
+
+def _code(text: str) -> str:
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))

@@ -240,11 +240,24 @@ model = LlamaForCausalLM(LlamaConfig(
 ))
 """,
     "my_rope": "from ropelab.study.faults.correct import flash_attn as my_rope",
+    "mesh": """
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from ropelab import rotary_table
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh, rank = init_device_mesh("cpu", (1,)), 0
+q, k = (distribute_tensor(torch.randn(1, 1024, heads, 128), mesh, [Shard(1)]) for heads in (8, 2))
+cos, sin = rotary_table(4096, 128)
+""",
 }
 
 
 def code_blocks(language: str) -> list[tuple[Path, int, str]]:
-    """(file, first line, code) of every block of the language."""
+    """(file, first line, code) of every block of the language.
+
+    A block of "py" needs a package: test_coming_from and test_hub run these.
+    """
     found = []
     for file in summary.texts():
         if file.stem == "verify":  # test_verify_formats runs its code

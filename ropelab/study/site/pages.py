@@ -161,8 +161,9 @@ def gpus(judged: Tables, sources: Sequence[Mapping[str, object]]) -> str:
         parts.append("Other outcomes on one GPU than on another. A GPU on which a claim cannot be told does not count.")
         parts.append(_table(differing.assign(id=[f"{{claim}}`{name}`" for name in differing.id])))
     for gpu in sorted({str(row["gpu"]) for row in sources}):
-        rows = [f"- **{row['study']}**: {_measured(row)}" for row in sources if row["gpu"] == gpu]
-        parts += [f"## Records of {gpu}", "\n".join(rows)]
+        rows = [(row["study"], row["source"], row["stale"]) for row in sources if row["gpu"] == gpu]
+        table = _table(pd.DataFrame(rows, columns=["record", "measured", "today"]))
+        parts += [f"## Records of {gpu}", table]
     return "\n\n".join(parts)
 
 
@@ -192,8 +193,8 @@ def by_gpu(ledgers: Sequence[Ledger]) -> Tables:
 
 
 def _measured(row: Mapping[str, object]) -> str:
-    figures = f" Figures: {', '.join(row['figures'])}." if row["figures"] else ""
-    return f"{row['source']}.{figures}" + (f" Changed since: {row['stale']}." if row["stale"] else "")
+    said = [row["source"], *([f"figures: {', '.join(row['figures'])}"] if row["figures"] else []), row["stale"]]
+    return " ".join(f"{one[0].upper()}{one[1:]}." for one in said if one)
 
 
 def _counts(judged: Tables, axis: str, names: Sequence[str]) -> str:

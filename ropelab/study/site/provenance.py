@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import torch
 
-from ropelab.bench import records
+from ropelab.bench import records, staleness
 from ropelab.study.plots import registry as figures
 
 
@@ -32,18 +32,21 @@ def provenance(where: records.Selection) -> tuple[list[dict], list[str]]:
         try:
             record = records.load(study, where, gpu=gpu)
             source = f"{record.provenance['gpu']['name']}, {record.provenance['utc'][:10]}"
-            rows.append(row | {"source": source, "stale": changed_code(record)})
+            rows.append(row | {"source": source, "stale": _changed(record)})
         except records.Unusable as error:
             rows.append(row | {"source": str(error)})
     return rows, damaged
 
 
-def changed_code(record: records.Record) -> str:
-    """What has changed since the record was measured, by name."""
+def _changed(record: records.Record) -> str:
+    """What has changed since the record was measured: files of kernels, then peers and protocols; "" if nothing has."""
     if not record.provenance["protocol"]:
-        return "as old as its run: no times"
-    unknown = record.provenance.get("kernels_unknown", "")
-    return ", ".join(record.stale) or (f"its kernels are not known: {unknown}" if unknown else "nothing")
+        return "as old as its run: it has no times"
+    kernels = staleness.of_kernels(record.stale)
+    files = dict.fromkeys(f"{name.rpartition('.')[0].replace('.', '/')}.py" for name in kernels)
+    if found := [*files, *(name for name in record.stale if name not in kernels)]:
+        return f"changed since: {', '.join(found)}"
+    return f"its kernels are not known: {unknown}" if (unknown := record.provenance.get("kernels_unknown")) else ""
 
 
 def origin() -> list[str]:

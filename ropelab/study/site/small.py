@@ -10,8 +10,8 @@ _UNSEEN = re.compile(
 _AS_IT_IS = re.compile(r"(<(pre|script|style|textarea)\b.*?</\2>)", re.DOTALL)
 # Spans of names, points and operators, which have the colour of all text, and those that Sphinx puts around words.
 _PLAIN = re.compile(r'<span(?: class="(?:pre|n|p|o|w)")?>([^<]*)</span>')
-# The name of a cell of a table of pandas; the table's own style may speak of it.
-_CELL = re.compile(r'(?<=<t[dh]) id="(T_\w+)"( class="[^"]*")? ?')
+# The name and the column of a cell of a table of pandas; a style of the table may speak of them.
+_CELL = re.compile(r'(?<=<t[dh]) id="((T_[^_"]+)_[^"]+)"(?: class="[^"]*?(col\d+)?")? ?')
 _ICON = re.compile(r'<symbol id="([\w-]+)".*?</symbol>', re.DOTALL)
 
 
@@ -32,7 +32,14 @@ def page(html: str) -> str:
     """A page with single spaces outside of code, and without spans, names and icons that change nothing."""
     while (less := _PLAIN.sub(r"\1", html)) != html:
         html = less
-    html = _CELL.sub(lambda cell: cell[0] if f"#{cell[1]}" in html else "", html)
+    spoken_of = set(re.findall(r"#T_\w+(?: \.col\d+)?", html))
+
+    def cell(found: re.Match[str]) -> str:
+        name, table, column = found.groups()
+        kept = f' id="{name}"' * (f"#{name}" in spoken_of)
+        return kept + f' class="{column}"' * (f"#{table} .{column}" in spoken_of)
+
+    html = _CELL.sub(cell, html)
     html = _ICON.sub(lambda icon: icon[0] if f'"#{icon[1]}"' in html else "", html)
     # Every third part is the name of the tag whose text the part before it is.
     parts = _AS_IT_IS.split(html)
