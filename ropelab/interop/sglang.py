@@ -60,7 +60,7 @@ def rotary_embedding_cos_sin(
         query: ``[T, Hq * D]``, ``[T, Hq, D]`` or ``[B, S, Hq, D]`` with ``T = B S``; any strides that keep the
             features of a head together.
         key: as ``query`` with any number of heads (GQA, MQA), or None.
-        head_size: D. A 2-D ``query`` or ``key`` needs it; otherwise it may stay 0.
+        head_size: the features of a head, D. A 2-D ``query`` or ``key`` needs it; otherwise it may stay 0.
         interleaved: pairs are ``(2i, 2i+1)`` (GPT-J); otherwise ``(i, i + R/2)`` (NeoX).
         rotary_dim: R, the number of leading features that rotate; by default all D.
         positions: ``[T]`` int32 or int64, the row of the tables for each token; by default each token has its own row.
@@ -114,7 +114,7 @@ def apply_rope_with_cos_sin_cache_inplace(
         query: ``[T, Hq * D]`` or ``[T, Hq, D]``, with ``[B, S]`` in the place of T for positions ``[B, S]``; any
             strides that keep the features of a head together.
         key: as ``query`` with any number of heads, or None.
-        head_size: D.
+        head_size: the features of a head, D.
         cos_sin_cache: ``[P, R]`` with ``R <= D``: the cosines of the R/2 pairs, then the sines. The dtype is float32 as
             in FlashInfer, the dtype of ``query`` as in vLLM, or another floating dtype.
         is_neox: pairs are ``(i, i + R/2)``; otherwise ``(2i, 2i+1)``.

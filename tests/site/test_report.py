@@ -9,6 +9,7 @@ import sys
 from html.parser import HTMLParser
 from urllib.parse import urlencode
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
@@ -24,7 +25,7 @@ from ropelab.study import doctor  # noqa: E402
 from ropelab.study.engine import ledger as engine  # noqa: E402
 from ropelab.study.engine import runner  # noqa: E402
 from ropelab.study.engine.claims import Document, documents, load_claims  # noqa: E402
-from ropelab.study.site import ledgers, report  # noqa: E402
+from ropelab.study.site import ledgers, report, small  # noqa: E402
 from ropelab.study.site.mathml import mathml  # noqa: E402
 
 FIGURE = (
@@ -124,6 +125,7 @@ def test_the_first_page_says_what_it_is_then_leads_to_the_guide_and_tells_the_he
     story = soup.select_one("#main-finding")
     assert story.math and "is 7" in story.p.text and story.img["alt"] == "the size $n$ is 7"
     assert (study[0] / "build" / "report" / story.img["src"]).read_text().startswith("<svg")
+    assert story.img["src"] in [image["src"] for image in opened(study, "01_good").select("article img")]
     for smaller in ("a smaller finding", "one that is folded (tested)"):
         assert smaller not in soup.text and smaller in opened(study, "findings").text
     assert opened(study, "01_good").select_one(".cell_output details li").text == "one that is folded (tested)"
@@ -249,6 +251,10 @@ def test_every_public_module_has_a_page_of_the_reference(study):
     names = {name for name in ropelab.__all__ if callable(getattr(ropelab, name))}
     assert names <= {one["id"].removeprefix("ropelab.") for one in opened(study, "ropelab").select("dl.py > dt[id]")}
     assert not opened(study, "ropelab").select('dt[id*="._"]')
+    for name in report.MODULES:  # torch's words on every module, and a sentence "D." that is no list
+        page = opened(study, name)
+        assert "Initialize internal Module state" not in page.text and not page.select("ol.upperalpha"), name
+        assert "*args, **kwargs" not in "".join(sig.text for sig in page.select("dl.class > dt")), name
 
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -291,6 +297,45 @@ def test_a_browser_filters_claims_and_finds_words(study, tmp_path):
 def test_a_formula_becomes_mathml(source):
     page = mathml(source, display=True)
     assert page.startswith("<math") and "\\" not in page
+
+
+def test_a_figure_in_fewer_bytes_has_all_its_letters_and_marks(tmp_path):
+    figure, axes = plt.subplots()
+    axes.plot([0.123456, 2], [1, 3], "o-", label="0.123456 of  a copy")
+    axes.legend()
+    figure.savefig(tmp_path / "x.svg")
+    plt.close(figure)
+    before = re.sub(r"<\?xml.*?\?>", "", (tmp_path / "x.svg").read_text())
+    old, new = (BeautifulSoup(text, "html.parser") for text in (before, small.svg(before)))
+    assert len(str(new)) < 0.7 * len(before)
+    assert [tag.text.split() for tag in new.find_all("text")] == [tag.text.split() for tag in old.find_all("text")]
+    for name in "path", "use":
+        (ours, theirs) = (page.find_all(name) for page in (new, old))
+        assert len(ours) == len(theirs)
+        for one, other in zip(ours, theirs, strict=True):
+            numbers = [[float(x) for x in re.findall(r"-?\d+\.?\d*", tag.get("d") or tag["x"])] for tag in (one, other)]
+            assert numbers[0] == pytest.approx(numbers[1], abs=0.01)
+            assert f".{one['class'][0]}{{{other['style']}}}" in new.style.text if other.get("style") else True
+    named = {tag["xlink:href"] for tag in new.find_all("use")}
+    assert named and named <= {f"#{tag['id']}" for tag in new.find_all("path") if tag.get("id")}
+
+
+def test_a_page_in_fewer_bytes_reads_the_same():
+    rows = pd.DataFrame({"word": ["a", "b"], "number": [1, 2]})
+    marked = rows.style.set_properties(subset=(0, "number"), color="red").set_table_styles(
+        {"word": [{"selector": "", "props": "text-align: left"}]}
+    )
+    code = '<pre><span></span><span class="n">x</span>  <span class="o">=</span>  <span class="mi">1</span>\n  y</pre>'
+    icons = '<symbol id="on"><path/></symbol><symbol id="off"><path/></symbol><use href="#on"></use>'
+    before = f"<p>two\n  words</p>{code}<textarea> a  b </textarea>{marked.to_html()}{icons}"
+    after = small.page(before)
+    old, new = (BeautifulSoup(text, "html.parser") for text in (before, after))
+    assert new.pre.text == old.pre.text == "x  =  1\n  y" and new.textarea.text == " a  b "
+    assert new.pre.decode_contents() == 'x  =  <span class="mi">1</span>\n  y'
+    assert [cell.text.strip() for cell in new.select("td")] == [cell.text.strip() for cell in old.select("td")]
+    for selector in re.findall(r"(#T_[\w .]+?) \{", before):
+        assert [tag.text for tag in new.select(selector)] == [tag.text for tag in old.select(selector)] != []
+    assert new.select("#on") and not new.select("#off")
 
 
 @pytest.mark.parametrize("broken", [r"\nonsense{x}", r"\left( x", "{"])
