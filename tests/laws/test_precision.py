@@ -1,4 +1,4 @@
-"""Precision: the reference, the bounds (they hold, are not slack, and can fail), and the sentences about them."""
+"""Precision: the reference, the bounds (they hold, are not slack, and can fail), and the cells that tell of them."""
 
 import math
 import os
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -19,7 +20,7 @@ from ropelab.bench.unavailable import Unavailable
 from ropelab.kernels import use_backend
 from ropelab.layout.pairing import pairs
 from ropelab.study.engine import registered
-from ropelab.study.topics.precision import findings
+from ropelab.study.topics.precision import errors as of_methods
 from ropelab.study.topics.precision import gpu as precision_gpu
 from ropelab.study.topics.precision import methods as precision
 from ropelab.study.topics.precision.methods import METHODS, REFERENCE, Bound, Method, ufp
@@ -27,12 +28,14 @@ from ropelab.study.topics.precision.models import MODELS
 
 pytest.importorskip("seaborn")
 mpmath = pytest.importorskip("mpmath")
-from ropelab.study.topics.precision import figures  # noqa: E402
+from ropelab.bench.records import Record  # noqa: E402
+from ropelab.study.shown import Shown  # noqa: E402
+from tests.site.cells import run  # noqa: E402
 from tests.study.sentences import numbers, states  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 LLAMA3 = variants.inverse_frequencies(128, 5e5)
-LAST = findings.TOPS[-1]
+LAST = of_methods.TOPS[-1]
 MOST_SLACK = 2
 """The limit of an octave's largest bound over its largest error, for the octave with the tightest bound."""
 
@@ -98,11 +101,11 @@ def test_reference_refuses_positions_that_it_cannot_multiply():
 
 
 def test_float64_is_enough_and_the_check_can_fail(monkeypatch):
-    check = findings.reference_check(128, 5e5, count=16)
+    check = run(monkeypatch, "02", "reference-table").check
     assert (check.error <= check.bound).all() and check["share of half an ulp"].max() < 0.05
-    monkeypatch.setattr(precision, "float64_tables", lambda p, f, dtype: METHODS["fp32 angles"].waves(p, f))
-    wrong = findings.reference_check(128, 5e5, count=16)
-    assert (wrong.error > wrong.bound).tolist() == [False, True, True]
+    narrow = {"float64_tables": lambda p, f, dtype: METHODS["fp32 angles"].waves(p, f)}
+    with pytest.raises(AssertionError):
+        run(monkeypatch, "02", "reference-table", instead=narrow)
 
 
 def test_unit_in_the_first_place():
@@ -121,13 +124,13 @@ def test_errors_stay_within_their_bounds(name):
         truth, method = exact_waves.exact_waves(positions, frequencies), METHODS[name]
         waves = method.waves(positions, frequencies)
         angles = precision.angle_error(method, positions, frequencies) if method.angles else None
-        row = findings.compare(waves, truth, method, positions, frequencies, angles)
+        row = of_methods.compare(waves, truth, method, positions, frequencies, angles)
         assert 0 < row["fraction"] <= 1
 
 
 @pytest.fixture(scope="module")
 def errors():
-    return findings.errors(LLAMA3, findings.TOPS, samples=512)
+    return of_methods.errors(LLAMA3, of_methods.TOPS, samples=512)
 
 
 def test_bounds_are_not_slack(errors):
@@ -151,7 +154,7 @@ COARSER = {
 @pytest.mark.parametrize(("name", "other"), COARSER.items())
 def test_the_bound_of_a_method_refuses_a_coarser_one(name, other):
     wrong = replace(METHODS[other], bound=METHODS[name].bound)
-    assert findings.errors(LLAMA3, [2**20], 256, {other: wrong}).fraction.item() > 1
+    assert of_methods.errors(LLAMA3, [2**20], 256, {other: wrong}).fraction.item() > 1
 
 
 def test_one_more_rounding_breaks_a_bound():
@@ -162,7 +165,7 @@ def test_one_more_rounding_breaks_a_bound():
         return torch.nextafter(usual.angles(positions, frequencies), torch.tensor(math.inf))
 
     wrong = precision.from_angles(angles, usual.bound)
-    assert findings.errors(LLAMA3, [2**20], 512, {"off by an ulp": wrong}).fraction.item() > 1
+    assert of_methods.errors(LLAMA3, [2**20], 512, {"off by an ulp": wrong}).fraction.item() > 1
 
 
 def test_integers_and_powers_of_two_stay():
@@ -199,9 +202,9 @@ def test_output_error_is_that_of_rotated_features():
 
 
 def test_octaves_have_both_ends_and_where_formats_round():
-    assert findings.octave(1, 5).tolist() == [1] and findings.octave(8, 5).tolist() == [5, 6, 7, 8]
+    assert of_methods.octave(1, 5).tolist() == [1] and of_methods.octave(8, 5).tolist() == [5, 6, 7, 8]
     for top in (2**12, 2**22):
-        chosen = findings.octave(top, 64)
+        chosen = of_methods.octave(top, 64)
         assert chosen[0] == top // 2 + 1 and chosen[-1] == top and (chosen.diff() > 0).all()
         middle = top // 2 + top // 2**9  # half-way between two numbers of 8 digits
         assert {middle - 1, middle, middle + 1} <= set(chosen.tolist())
@@ -212,41 +215,42 @@ def test_first_loss_is_the_first(name):
     method, positions = METHODS[name], torch.arange(1, 5000)
     off = precision.angle_error(method, positions, LLAMA3).amax(dim=1)
     for radians in (0.5, 1.0, math.pi, 2 * math.pi):
-        found = findings.first_loss(method, LLAMA3, radians, longest=4999)
+        found = of_methods.first_loss(method, LLAMA3, radians, longest=4999)
         lost = positions[off >= radians]
         assert found == (int(lost[0]) if len(lost) else None)
-        safe = findings.safe_up_to(method, LLAMA3, radians)
+        safe = of_methods.safe_up_to(method, LLAMA3, radians)
         assert safe > 0 and (off[:safe] < radians).all()
 
 
-def test_the_first_losses():
-    table = findings.losses(LLAMA3)[["1 rad", "a full turn"]]
+def test_the_first_losses(monkeypatch):
+    names = run(monkeypatch, "02", "picture", "losses-table", smoke=True)
+    table = pd.DataFrame.from_dict(names.rows_of_loss, orient="index")[["1 rad", "a full turn"]]
     assert table.loc["bf16 positions"].tolist() == ["257", "2,055"]  # 256 and 258 are neighbours in bfloat16
     assert table.loc["bf16 frequencies"].tolist() == ["559", "3,513"]
     assert table.loc["TF32, emulated"].tolist() == ["2,049", "16,389"]
-    assert table.loc[findings.USUAL].tolist() == [f"not up to {2**k:,}" for k in (23, 26)]
-    assert (table.loc[[findings.OURS, findings.TABLE_FREE]] == "never").all(axis=None)
+    assert table.loc[of_methods.USUAL].tolist() == [f"not up to {2**k:,}" for k in (23, 26)]
+    assert (table.loc[[of_methods.OURS, of_methods.TABLE_FREE]] == "never").all(axis=None)
 
 
 # ------------------------------------------------------------------------------------------------- scores, attention
 
 
 def test_law_of_relative_positions():
-    found = findings.law(LLAMA3, tops=findings.TOPS[::3], samples=64)
+    found = of_methods.law(LLAMA3, tops=of_methods.TOPS[::3], samples=64)
     assert (found.moved <= found.moved_bound).all() and (found.off <= found.off_bound).all()
     far = found[(found.position == 2**15) & (found.distance == 500)].set_index("method")
     # Other frequencies are another rotation, which keeps the law; positions that collide break it.
     assert far.moved["bf16 frequencies"] < 1e-6 < 1e-2 < far.off["bf16 frequencies"]
     assert far.moved["bf16 positions"] > 0.1 and far.off["bf16 positions"] > 0.1
-    assert far.moved[findings.OURS] < 1e-7
+    assert far.moved[of_methods.OURS] < 1e-7
     worst = (found.moved / found.moved_bound).groupby(found.method).max()
     assert (worst > 1 / 16).all(), worst  # means over planes that do not all reach their bounds at once
 
 
 def test_some_query_and_key_attain_the_error_of_a_score():
     positions = torch.tensor([LAST - 700]), torch.tensor([LAST - 1000])
-    truth = [findings._as_complex(exact_waves.exact_waves(p, LLAMA3)) for p in positions]
-    moved = findings._relative(METHODS["fp32 angles"], *positions, LLAMA3) - truth[0] * truth[1].conj()
+    truth = [of_methods._as_complex(exact_waves.exact_waves(p, LLAMA3)) for p in positions]
+    moved = of_methods._relative(METHODS["fp32 angles"], *positions, LLAMA3) - truth[0] * truth[1].conj()
     q = torch.randn(64, dtype=torch.complex128)
     q = q / q.abs()
     k = (q * moved[0]) / moved[0].abs()  # the error of every plane with the same sign
@@ -255,7 +259,7 @@ def test_some_query_and_key_attain_the_error_of_a_score():
 
 
 def test_attention_stays_within_its_bounds():
-    found = findings.attention(LLAMA3, findings.TOPS[::3], window=64, queries=3)
+    found = of_methods.attention(LLAMA3, of_methods.TOPS[::3], window=64, queries=3)
     assert (found.score_error <= found.score_bound).all() and (found.weights_error <= found.weights_bound).all()
     worst = (found.score_error / found.score_bound).groupby(found.method).max()
     assert (worst > 1 / 16).all(), worst  # random signs: 64 planes cancel
@@ -276,20 +280,20 @@ def test_no_shift_of_scores_moves_more_attention_than_the_bound():
 
 
 def test_every_family_is_shown_and_within_its_bounds():
-    found = findings.models(samples=64)
+    found = of_methods.models(samples=64)
     assert set(found.model) == set(MODELS) and (found.output_error <= found.output_bound).all()
     bits = found.pivot(index="model", columns="method", values="bits")
-    assert (bits[findings.OURS] > 24).all()
-    assert bits.loc["Llama-3.1-8B", [findings.USUAL, "bf16 tables"]].round(1).tolist() == [7.3, 8.5]  # README.md
-    assert (bits[findings.TABLE_FREE] > 24).all()
+    assert (bits[of_methods.OURS] > 24).all()
+    assert bits.loc["Llama-3.1-8B", [of_methods.USUAL, "bf16 tables"]].round(1).tolist() == [7.3, 8.5]  # README.md
+    assert (bits[of_methods.TABLE_FREE] > 24).all()
     # A bit less for twice the length: 2048 and 10 million tokens are twelve and a third doublings apart.
-    assert 11 < bits[findings.USUAL]["gpt-neox-20b"] - bits[findings.USUAL]["Llama-4-Scout"] < 15
+    assert 11 < bits[of_methods.USUAL]["gpt-neox-20b"] - bits[of_methods.USUAL]["Llama-4-Scout"] < 15
     lengths = found.drop_duplicates("model").set_index("model").length
     assert lengths["Llama-3.1-8B"] == 131072 and lengths["MiniMax-M1"] == 10240000
 
 
 def test_long_context_of_longrope_uses_its_long_factors():
-    found = findings.models({"Phi": MODELS["Phi-4-mini (LongRoPE)"]}, samples=8)
+    found = of_methods.models({"Phi": MODELS["Phi-4-mini (LongRoPE)"]}, samples=8)
     rope = ropelab.rope_from_config(MODELS["Phi-4-mini (LongRoPE)"].config).at_length(131072)
     positions = torch.arange(131071 - 7, 131072)
     truth = exact_waves.exact_waves(positions, rope.inverse_frequencies)
@@ -317,12 +321,12 @@ def gpu_frame():
     """A record as a GPU would write it, with stand-ins for the steps that need a GPU."""
     fast = precision_gpu.GPU_METHODS["fast-math sincos"]
     methods = {
-        findings.USUAL: METHODS[findings.USUAL],
+        of_methods.USUAL: METHODS[of_methods.USUAL],
         "TF32 matmul": replace(METHODS[precision_gpu.EMULATED], bound=precision_gpu.TF32_BOUND),
         "TF32 batched matmul": replace(precision_gpu.GPU_METHODS["TF32 batched matmul"], waves=broken),
         "fast-math sincos": replace(fast, waves=cut_off_turns),
     }
-    return precision_gpu.held(methods, findings.SMOKE_TOPS, 256)
+    return precision_gpu.held(methods, of_methods.SMOKE_TOPS, 256)
 
 
 def test_what_fails_is_recorded(gpu_frame):
@@ -387,28 +391,37 @@ def test_on_a_gpu_every_method_stays_within_its_bound():
     assert (found.fraction <= 1).all(), found[found.fraction > 1]
 
 
-# ----------------------------------------------------------------------------------------------- figures and sentences
+# ------------------------------------------------------------------------------------------------------ the chapter
 
 
-def test_sentences_have_the_numbers_of_their_tables(errors):
-    assert states(findings.sentence(errors), 0.2) and 24.5 in numbers(findings.sentence(errors))
-    assert 20 in numbers(findings.sentence(errors.assign(angle_error=errors.angle_error * 100)))
-    assert findings.bounds_sentence(errors) != findings.bounds_sentence(errors.assign(fraction=1.2))
-    found = findings.models({name: MODELS[name] for name in ("Llama-2-7b", "Llama-3.1-8B")}, samples=64)
-    assert states(findings.models_sentence(found), 1, 2)
-    better = found.assign(bits=found.bits.where(found.method != findings.USUAL, 9.0))
-    assert states(findings.models_sentence(better), 0, 2)
+def test_the_sentences_have_the_numbers_of_their_tables(monkeypatch, errors):
+    cells = "picture", "rotations-figure", "bounds-table"
+
+    def said(frame):
+        made_up = {"of_methods": SimpleNamespace(errors=lambda *_: frame)}
+        return run(monkeypatch, "02", *cells, instead=made_up).findings_shown[0]
+
+    assert states(said(errors), 0.2) and 24.5 in numbers(said(errors))
+    assert 20 in numbers(said(errors.assign(angle_error=errors.angle_error * 100)))
+    with pytest.raises(AssertionError, match="exceeds its bound"):
+        said(errors.assign(fraction=1.2))
 
 
-def test_the_record_of_a_gpu_names_what_failed_and_what_is_beyond_its_bound(gpu_frame):
-    fig = figures.on_gpu(gpu_frame, "")
-    assert any("TF32 batched matmul" in text.get_text() for text in fig.texts)
-    assert states(findings.emulation_sentence(gpu_frame), 5, 5)
+def test_the_record_of_a_gpu_names_what_failed_and_what_is_beyond_its_bound(monkeypatch, gpu_frame):
+    def said(frame):
+        shown = Shown(None)
+        shown.record = lambda study: Record(study, frame, {"gpu": {"name": "a GPU"}})
+        shown.drawn = lambda *_: None
+        names = run(monkeypatch, "02", "picture", "gpu-figure", instead={"shown": shown}, smoke=True)
+        return [*names.failed.method], "".join(names.findings_shown)
+
+    assert said(gpu_frame)[0] == ["TF32 batched matmul"]
     beyond = gpu_frame.assign(fraction=gpu_frame.fraction.where(gpu_frame.method != "fast-math sincos", 1.5))
-    usual = gpu_frame[gpu_frame.method == findings.USUAL].assign(method="TF32 matmul")
+    usual = gpu_frame[gpu_frame.method == of_methods.USUAL].assign(method="TF32 matmul")
     other = pd.concat([gpu_frame[gpu_frame.method != "TF32 matmul"], usual])  # no TF32 there
-    said = [findings.gpu_sentence(x) for x in (gpu_frame, beyond, other, gpu_frame.assign(status="failed: no GPU"))]
-    assert len(set(said)) == 4 and "fast-math sincos" in said[1].rpartition(":")[2] and "TF32 matmul" in said[2]
+    told = [said(x)[1] for x in (gpu_frame, beyond, other, gpu_frame.assign(status="failed: no GPU"))]
+    assert len(set(told)) == 4 and "fast-math sincos" in told[1].rpartition(":")[2] and "TF32 matmul" in told[2]
+    assert not told[3]
 
 
 def test_another_method_is_held_to_what_it_promises():
@@ -417,21 +430,21 @@ def test_another_method_is_held_to_what_it_promises():
     methods = METHODS | {
         "made as needed": Method(lambda p, f: tuple(x.float() for x in exact_waves.exact_waves(p, f)), promised)
     }
-    found = findings.errors(LLAMA3, findings.SMOKE_TOPS, 64, methods)
+    found = of_methods.errors(LLAMA3, of_methods.SMOKE_TOPS, 64, methods)
     assert (found[found.method == "made as needed"].fraction <= 1).all()
-    assert "made as needed" in set(findings.losses(LLAMA3, 4096, methods).index)
-    assert "made as needed" in set(findings.models({"one": MODELS["Llama-2-7b"]}, 8, methods).method)
+    assert of_methods.first_loss(methods["made as needed"], LLAMA3, 1.0, 4096) is None
+    assert "made as needed" in set(of_methods.models({"one": MODELS["Llama-2-7b"]}, 8, methods).method)
 
 
-def test_ulps_of_every_value():
-    """Tables and 16-bit results are right to half a unit but near zeros; float32 angles are not, at position 4,095."""
+def test_ulps_of_every_value(monkeypatch):
+    """Tables and 16-bit results are right to half a unit but near zeros; float32 angles are not."""
     with use_backend("torch"):  # the interpreter cuts bfloat16 off
-        found = findings.ulps(LLAMA3, 4096, 32)
-    largest = found.groupby("what").ulps.max()
-    within = found.groupby("what").ulps.apply(lambda errors: (errors <= 0.5).mean())
-    assert largest[findings.TABLE_FREE] <= 1 and largest["bfloat16"] < 0.51 and within[findings.OURS] > 0.99
-    assert largest[findings.USUAL] > 100 and within[findings.USUAL] < 0.5
-    assert 100.0 in numbers(findings.ulps_sentence(found))
+        names = run(monkeypatch, "02", "picture", "near-zero-table", smoke=True, longest=2048)
+    largest = names.ulps.groupby("what").ulps.max()
+    within = names.ulps.groupby("what").ulps.apply(lambda errors: (errors <= 0.5).mean())
+    assert largest[of_methods.TABLE_FREE] <= 1 and largest["bfloat16"] < 0.51 and within[of_methods.OURS] > 0.99
+    assert largest[of_methods.USUAL] > 50 and within[of_methods.USUAL] < 0.5
+    assert 100.0 in numbers(names.findings_shown[-1])
     exact = torch.tensor([1.0, 3.0, 2.0**-126 / 4], dtype=torch.float64)
     units = torch.tensor([2.0**-23, 2.0**-22, 2.0**-149], dtype=torch.float64)
-    assert findings._in_ulps(exact + 2 * units, exact, torch.float32).tolist() == [2.0, 2.0, 2.0]
+    assert names.in_ulps(exact + 2 * units, exact, torch.float32).tolist() == [2.0, 2.0, 2.0]

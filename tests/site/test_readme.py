@@ -23,8 +23,8 @@ from ropelab.study.engine.claims import load_claims
 from ropelab.study.faults import FAULTS
 from ropelab.study.site import summary
 from ropelab.study.topics.performance import shortfalls, speed_figure
-from ropelab.study.topics.precision import findings as precision_findings
-from ropelab.study.topics.precision.methods import METHODS
+from ropelab.study.topics.precision import errors as precision_errors
+from ropelab.study.topics.precision.methods import BF16, METHODS
 from tests.environments import ROOT, run
 from tests.laws.cache_faults import CACHE_FAULTS
 from tests.study.sentences import states
@@ -204,15 +204,15 @@ def test_the_table_of_precision_is_derived():
     names = {
         "positions in bf16": "bf16 positions", "frequencies in bf16": "bf16 frequencies",
         "TF32 product": "TF32, emulated", "fp32 angles, the common way": "fp32 angles", "bf16 tables": "bf16 tables",
-        "tables built in float64": precision_findings.OURS,
+        "tables built in float64": precision_errors.OURS,
     }  # fmt: skip
     frequencies = inverse_frequencies(128, 5e5)  # Llama 3's
-    errors = precision_findings.errors(frequencies, (131_072,), precision_findings.SAMPLES).set_index("method")
-    in_bytes = {"bf16 tables": 2, precision_findings.OURS: 4}  # of a cosine or sine
+    errors = precision_errors.errors(frequencies, (131_072,), precision_errors.SAMPLES).set_index("method")
+    in_bytes = {"bf16 tables": 2, precision_errors.OURS: 4}  # of a cosine or sine
 
     def lost_at(method, radians):
-        position = precision_findings.first_loss(METHODS[method], frequencies, radians)
-        safe = precision_findings.safe_up_to(METHODS[method], frequencies, radians)
+        position = precision_errors.first_loss(METHODS[method], frequencies, radians)
+        safe = precision_errors.safe_up_to(METHODS[method], frequencies, radians)
         return f"{position:,}" if position else "–" if safe >= 2**31 - 1 else f"beyond {safe / 1e6:.0f} million"
 
     derived = {}
@@ -225,9 +225,9 @@ def test_the_table_of_precision_is_derived():
     lines = TEXT.partition("| cos and sin of |")[2].partition("\n\n")[0].splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert {name: cells for name, *cells in rows} == derived
-    sentence = precision_findings.models_sentence(precision_findings.models())
+    bits = precision_errors.models().query("method == 'fp32 angles'").bits
     (written,) = re.findall(r"At their longest context (\d+ of \d+)", TEXT)
-    (found,) = re.findall(r"(\d+ of \d+) rotations", sentence)
+    found = f"{(bits < BF16).sum()} of {len(bits)}"
     assert written == found
 
 

@@ -13,11 +13,8 @@ from ropelab.bench import records, whole_file
 from ropelab.study.engine.claims import documents
 from ropelab.study.engine.record_links import show_records
 from ropelab.study.plots.panels import BETWEEN_RECORDS
-from ropelab.study.topics.precision import figures as precision_figures
 
-FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
-    "precision_on_gpu": (("precision",), precision_figures.on_gpu),
-}
+FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {}
 """The name of a figure -> the studies, and the function that draws their tables with a footer.
 
 A document may add figures of its own.

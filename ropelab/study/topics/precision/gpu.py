@@ -16,7 +16,7 @@ from ropelab.bench.exact_waves import exact_waves
 from ropelab.bench.study import Study
 from ropelab.bench.unavailable import Unavailable
 from ropelab.study.topics.precision import methods as precision
-from ropelab.study.topics.precision.findings import SAMPLES, SMOKE_TOPS, TOPS, compare, octave
+from ropelab.study.topics.precision.errors import SAMPLES, SMOKE_TOPS, TOPS, compare, octave
 from ropelab.study.topics.precision.methods import FP32, METHODS, TF32, Bound, Method, Waves, from_angles, wave_error
 
 ROTARY_DIM, BASE = 128, 5e5
@@ -32,7 +32,7 @@ def precision_study(*, smoke: bool = False) -> pd.DataFrame:
     """Errors of every method on the GPU, octave by octave, for the frequencies of Llama 3.
 
     Returns:
-        The columns of `topics.precision.findings.errors`, and status (``"ok"`` or ``"failed: ..."``), and emulated: the
+        The columns of `topics.precision.errors.errors`, and status (``"ok"`` or ``"failed: ..."``), and emulated: the
         share of the angles that have the bits of TF32 emulated on a CPU, for the methods that use TF32.
 
     Raises:
