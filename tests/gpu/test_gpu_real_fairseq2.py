@@ -3,23 +3,22 @@
 import pytest
 import torch
 
-from ropelab.interop import fairseq2
-from ropelab.study.documents.fairseq2 import encoders, measure, peers
+from ropelab.interop import fairseq2 as interop
+from ropelab.study.documents import fairseq2
 
 pytestmark = [pytest.mark.gpu, pytest.mark.peers]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("direction", measure.DIRECTIONS)
+@pytest.mark.parametrize("direction", fairseq2.DIRECTIONS)
 def test_the_code_is_right_eager_and_compiled(dtype, direction):
     """Each token is within the bound of float32 angles, as in the check of the studies before they time the code."""
-    encoders.proposed()
-    cell = measure.Cell(3, 300, 128, dtype)
-    _, contenders = measure._compiled_for(cell)
-    (call,) = measure._calls(cell, direction, sets=1)
+    cell = fairseq2.Cell(3, 300, 128, dtype)
+    _, contenders = fairseq2._compiled_for(cell)
+    (call,) = fairseq2._calls(cell, direction, sets=1)
     outcomes = {
-        (mode, name): measure._check(
-            call, encoder, fairseq2.LAYOUTS[name.split()[1]], inverse=direction != measure.DIRECTIONS[0]
+        (mode, name): fairseq2._check(
+            call, encoder, interop.LAYOUTS[name.split()[1]], inverse=direction != fairseq2.DIRECTIONS[0]
         )
         for (mode, name), encoder in contenders.items()
     }
@@ -32,9 +31,9 @@ def test_the_code_is_right_eager_and_compiled(dtype, direction):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_drop_in_encoders_are_fairseq2s(name, options, dtype):
-    released = peers.released()
+    released = fairseq2.released()
     device = torch.device("cuda")
-    theirs, ours = (getattr(m, name)(128, 512, device=device, **options) for m in (released, fairseq2))
+    theirs, ours = (getattr(m, name)(128, 512, device=device, **options) for m in (released, interop))
     layout = released.BatchLayout((2, 512), [512, 300], device=device)
     x, cotangent = (torch.randn(2, 512, 8, 128, device=device).to(dtype) for _ in range(2))
     x.requires_grad_()

@@ -13,8 +13,7 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench.packages import NotInstalled
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.fairseq2 import LAYOUTS, KernelRotaryEncoder
-from ropelab.study.documents.fairseq2 import encoders, measure, peers
-from ropelab.study.documents.fairseq2.evidence import CLASS_NAMES
+from ropelab.study.documents import fairseq2
 
 E, LONGEST = 32, 64
 CALLS = {
@@ -35,7 +34,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 @pytest.fixture(scope="module")
 def code():
     """The pull request's own classes."""
-    return peers.proposed()
+    return fairseq2.proposed()
 
 
 def both_directions(encoder, code, call, dtype):
@@ -55,13 +54,13 @@ def both_directions(encoder, code, call, dtype):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("name", [*CLASS_NAMES, "ropelab"])
+@pytest.mark.parametrize("name", [*fairseq2.CLASSES, "ropelab"])
 @pytest.mark.parametrize("impl", LAYOUTS)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_encoder_turns_tokens_by_the_definition(name, impl, call, dtype, code):
     """An angle at a position below 64, in float32, is off by 64 times a few roundings, and a cosine by as much."""
-    encoder_class = KernelRotaryEncoder if name == "ropelab" else getattr(code, CLASS_NAMES[name])
+    encoder_class = KernelRotaryEncoder if name == "ropelab" else getattr(code, fairseq2.CLASSES[name])
     found, positions, given = both_directions(encoder_class(E, LONGEST, impl=impl), code, call, dtype)
     token = positions >= 0
     turns = torch.outer(positions[token].double(), inverse_frequencies(E))
@@ -77,9 +76,8 @@ def test_every_encoder_turns_tokens_by_the_definition(name, impl, call, dtype, c
 
 @pytest.mark.peers
 def test_the_code_says_what_it_is(code):
-    assert code.source.startswith(f"{peers.PROPOSED}, sha256 ")
-    assert encoders.proposed().source == code.source
-    with pytest.raises(AttributeError, match="fairseq2 eb69a67ca: no class Rotary"):
+    assert code.source.startswith(f"fairseq2 {fairseq2.COMMIT[:9]}, sha256 ")
+    with pytest.raises(AttributeError, match="fairseq2 eb69a67ca, sha256 .*: no class Rotary"):
         code.Rotary  # noqa: B018
 
 
@@ -87,7 +85,7 @@ def test_the_code_says_what_it_is(code):
 def test_two_versions_do_not_meet(code):
     """Each version has classes of its own, and none is left behind as ``fairseq2``."""
     assert not [name for name in sys.modules if name.partition(".")[0] == "fairseq2"]
-    released = peers.released()
+    released = fairseq2.released()
     assert released.BatchLayout is not code.BatchLayout
     assert all(sys.modules[module.__name__] is module for module in released.modules.values())
 
@@ -117,10 +115,10 @@ def test_without_the_file_nothing_runs_in_its_place(monkeypatch, tmp_path):
     def missing(repository, commit, path):
         raise NotInstalled(f"{repository} at {commit[:9]}: {path} is not there (python -m ropelab.study peers)")
 
-    monkeypatch.setattr(peers.packages, "file_at", missing)
-    peers.proposed.cache_clear()
+    monkeypatch.setattr(fairseq2.packages, "file_at", missing)
+    fairseq2.proposed.cache_clear()
     try:
         with pytest.raises(Unavailable, match="python -m ropelab.study peers"):
-            measure.grid(smoke=True)
+            fairseq2.grid(smoke=True)
     finally:
-        peers.proposed.cache_clear()
+        fairseq2.proposed.cache_clear()

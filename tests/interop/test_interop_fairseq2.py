@@ -9,8 +9,7 @@ from ropelab import reference, rotary_table
 from ropelab.angles.frequencies import yarn
 from ropelab.angles.tables import frequency_tables
 from ropelab.interop.fairseq2 import LAYOUTS, BatchLayout, DualRotaryEncoder, KernelRotaryEncoder, YaRNRotaryEncoder
-from ropelab.study.documents.fairseq2 import evidence, peers
-from ropelab.study.documents.fairseq2.encoders import proposed
+from ropelab.study.documents import fairseq2
 
 E, MAX = 16, 32
 impls = pytest.mark.parametrize("impl", LAYOUTS)
@@ -160,12 +159,12 @@ def test_wrong_layouts(shape, lengths, packed):
 @pytest.fixture
 def released():
     """fairseq2 as released."""
-    return peers.released()
+    return fairseq2.released()
 
 
 @pytest.mark.peers
-def test_the_released_encoders_have_the_bits_of_those_of_the_pull_request(released):
-    rows = evidence.kept(proposed(), released)
+def test_the_released_encoders_have_the_bits_of_those_of_the_pull_request():
+    rows = fairseq2.defaults()
     assert rows.equal.all(), rows[~rows.equal]
     assert "fairseq2 0." in rows.attrs["source"]
 

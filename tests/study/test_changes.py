@@ -254,7 +254,7 @@ TABLES = [
     ("te_published_b", "n_seqs == 2401", {"stated_speedup": 147.296}),
     ("deepspeed_published", "seq_len == 4096", {"stated_speedup": 3.7}),
     ("fairseq2_summary", "mode == 'compiled' and ratio == 'llama'", {"printed": 1.31}),
-    ("fairseq2_log", "mode == 'compiled' and contender == 'RE llama'", {"ms": 1.0}),
+    ("fairseq2_log", "mode == 'compiled'", {"re_llama_ms": 1.0}),
     ("sglang_published_e2e", "row == 'E2E Latency'", {"new": 24716.08}),
     ("sglang_vector_instructions", "form == 'AlignedVector'", {"load_bytes": 8}),
     ("sglang_rocm_parts", "missing_since == 15812", {"repaired": False}),

@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -9,18 +10,17 @@ import torch
 
 from ropelab.bench.records import ROOT, gpus, load
 from ropelab.interop.fairseq2 import BatchLayout, KernelRotaryEncoder
-from ropelab.study.documents.fairseq2 import evidence, figures, findings, measure
-from ropelab.study.documents.fairseq2.encoders import Encoders
-from ropelab.study.documents.fairseq2.studies import STUDIES
+from ropelab.study.documents import fairseq2
+from ropelab.study.engine.claims import typed
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Outcome
-from ropelab.study.plots.panels import said
+from tests.site.cells import run
 from tests.study.conftest import slower
 from tests.study.sentences import states
 from tests.support import change
 
 HOLDS, LARGER, SMALLER, SOME_CELLS, FAILS, UNTOLD = Outcome
-NAMES = evidence.IMPLEMENTATIONS
+NAMES = fairseq2.IMPLEMENTATIONS
 DTYPE, BACKWARD = "dtype == 'bfloat16'", "direction == 'forward and backward'"
 
 # Times in any unit, of NAMES, with every ratio as the document states it.
@@ -30,8 +30,8 @@ FOUR_MS = 4000 / (COMPILED[2] - COMPILED[0])
 """The unit, in microseconds, in which RE takes 4 ms longer in halves than in pairs."""
 
 
-def grid(eager=EAGER, compiled=COMPILED, shapes=tuple(cell.shape for cell in measure.GRID)):
-    """A record as measure.grid() makes it, with these times of ``NAMES`` in every cell."""
+def grid(eager=EAGER, compiled=COMPILED, shapes=tuple(cell.shape for cell in fairseq2.GRID)):
+    """A record as fairseq2.grid() makes it, with these times of ``NAMES`` in every cell."""
     return pd.DataFrame(
         [
             {
@@ -40,7 +40,7 @@ def grid(eager=EAGER, compiled=COMPILED, shapes=tuple(cell.shape for cell in mea
                 "fraction_of_copy": 5 / us,
             }
             for batch, seq_len, encoding_dim in shapes
-            for direction in measure.DIRECTIONS
+            for direction in fairseq2.DIRECTIONS
             for mode, times in (("eager", eager), ("compiled", compiled))
             for name, us in zip(NAMES, times, strict=True)
         ]
@@ -53,7 +53,7 @@ def of_two_shapes(eager=(10, 50, 40, 42), compiled=(10, 11.2, 17, 11.2)):
 
 
 def inductor(where=None, **changes):
-    """A record as measure.inductor() makes it: as the document has it, with equal tables."""
+    """A record as fairseq2.inductor() makes it: as the document has it, with equal tables."""
     rows = [
         {
             "batch": 4, "seq_len": 8192, "encoding_dim": 8192, "dtype": dtype, "direction": direction,
@@ -63,9 +63,10 @@ def inductor(where=None, **changes):
             "fallbacks": "mul" if name.startswith("RE ") else None, "complex_warning": name.startswith("RE "),
             "launched": {"RE llama": "mul", "RE reference": "triton_a; mul; triton_b"}.get(name, "triton_c"),
             "peak_bytes": 2**31, "result_bytes": 2**30, "state_bytes": 2**28, "code": f"code of {name}",
+            "generated_bytes": 1e9, "warnings": None,
         }
-        for dtype in evidence.DTYPES
-        for direction, passes in zip(measure.DIRECTIONS, (1, 2), strict=True)
+        for dtype in ("float32", "bfloat16")
+        for direction, passes in zip(fairseq2.DIRECTIONS, (1, 2), strict=True)
         for mode, times in (("eager", EAGER), ("compiled", COMPILED))
         for name, us in zip(NAMES, times, strict=True)
     ]  # fmt: skip
@@ -119,7 +120,7 @@ def reorderings(where=None, **changes):
             "variant": name, "status": "ok", "median_us": 100.0, "code": "a", "kernels": 3,
             "generated": "triton_a, triton_b", "generated_bytes": 1e9,
         }
-        for name in measure.REORDERINGS
+        for name in fairseq2.REORDERINGS
     ]  # fmt: skip
     return change(pd.DataFrame(rows), where, **changes)
 
@@ -176,39 +177,29 @@ def test_the_outcome_follows_the_evidence(claim, frames, expected):
 # ------------------------------------------------------------------------------------------------------- the log
 
 
+LOG = typed("fairseq2_log").frame
+
+
 def test_the_log_is_complete():
-    found = evidence.log()
-    sizes = found.groupby("contender").size()
-    assert sizes.to_dict() == dict.fromkeys(NAMES, 54)
-    cells = found.drop_duplicates(evidence.CELL)
-    assert set(cells["mode"]) == {"eager", "compiled"} and len(cells) == 54
-    shapes = set(zip(cells.seq_len, cells.batch, cells.encoding_dim, strict=True))
-    assert shapes == {(c.seq_len, c.batch, c.encoding_dim) for c in measure.GRID}
+    cells = LOG.drop_duplicates(["mode", *fairseq2.SHAPE])
+    assert set(cells["mode"]) == {"eager", "compiled"} and len(cells) == len(LOG) == 54 and LOG.notna().all(axis=None)
+    assert set(map(tuple, LOG[fairseq2.SHAPE].values.tolist())) == {cell.shape for cell in fairseq2.GRID}
 
 
 def test_the_printed_ratios_follow_from_the_printed_times():
     """The ratios agree as far as times with one decimal and ratios with two decimals can show."""
-    found = pd.read_csv(evidence.LOG)
     for impl in ("llama", "reference"):
-        over, under = found[f"rre_{impl}_ms"], found[f"re_{impl}_ms"]
-        stated = found[f"stated_rre_over_re_{impl}"]
+        over, under = LOG[f"rre_{impl}_ms"], LOG[f"re_{impl}_ms"]
+        stated = LOG[f"stated_rre_over_re_{impl}"]
         assert (stated >= (over - 0.05) / (under + 0.05) - 0.005).all()
         assert (stated <= (over + 0.05) / (under - 0.05) + 0.005).all()
 
 
 def test_what_the_log_does_not_say():
     """Compiling makes RotaryEncoder slower, in every cell, and all others faster from a millisecond on."""
-    times = evidence.log().pivot_table(index=evidence.CELL[1:] + ["contender"], columns="mode", values="ms")
-    ratio = (times.compiled / times.eager).unstack("contender")
-    assert (ratio["RE llama"] > 1.5).all()
-    assert (ratio["RRE llama"] < 0.6).all()
-
-
-def test_ratios_of_a_log_and_of_a_record():
-    columns = [*findings.SHAPE, "mode", "direction", "contender", "median_us"]
-    found = evidence.ratios(of_two_shapes()[columns], "median_us")
-    native = found[(found["mode"] == "compiled") & (found.ratio == "native")]
-    assert len(native) == 4 and native.times.round(3).eq(1.12).all()
+    eager, compiled = (LOG[LOG["mode"] == mode].set_index(fairseq2.SHAPE) for mode in ("eager", "compiled"))
+    assert (compiled.re_llama_ms / eager.re_llama_ms > 1.5).all()
+    assert (compiled.rre_llama_ms / eager.rre_llama_ms < 0.6).all()
 
 
 # -------------------------------------------------------------------------------------------------- what is measured
@@ -216,8 +207,8 @@ def test_ratios_of_a_log_and_of_a_record():
 
 @pytest.mark.parametrize("fault", [1e-5, float("nan")])
 def test_the_check_sees_small_errors(monkeypatch, fault):
-    monkeypatch.setattr(measure, "proposed", lambda: Encoders("ours", {}, BatchLayout))
-    monkeypatch.setattr(measure, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(fairseq2, "proposed", lambda: SimpleNamespace(BatchLayout=BatchLayout))
+    monkeypatch.setattr(fairseq2, "_device", lambda: torch.device("cpu"))
     right = KernelRotaryEncoder(16, 16, impl="llama")
 
     def almost(seqs, layout):
@@ -225,9 +216,9 @@ def test_the_check_sees_small_errors(monkeypatch, fault):
         y[1, 2, 3] += fault
         return y
 
-    (call,) = measure._calls(measure.Cell(2, 5, 16), "forward", 1)
-    assert measure._check(call, right, "interleaved", inverse=False) == "ok"
-    assert measure._check(call, almost, "interleaved", inverse=False).startswith("wrong")
+    (call,) = fairseq2._calls(fairseq2.Cell(2, 5, 16), "forward", 1)
+    assert fairseq2._check(call, right, "interleaved", inverse=False) == "ok"
+    assert fairseq2._check(call, almost, "interleaved", inverse=False).startswith("wrong")
 
 
 def with_kernel(frame):
@@ -238,15 +229,26 @@ def with_kernel(frame):
     return pd.concat([frame, kernel], ignore_index=True)
 
 
-def test_figures_say_what_the_record_says():
+def in_the_chapter(monkeypatch, *cells, grid=None, inductor=None, cache=8e6):
+    """The names that these cells of the chapter leave, on records made up here."""
+    about = {"gpu": {"l2_bytes": cache}, "torch": "2.11"}
+    grid, inductor = (
+        None if frame is None else SimpleNamespace(frame=frame, provenance=about) for frame in (grid, inductor)
+    )
+    return run(monkeypatch, "12", *cells, instead={"grid": grid, "inductor": inductor})
+
+
+def test_the_chapter_says_what_the_records_say(monkeypatch):
     record = with_kernel(of_two_shapes())
-    over = findings.over_ropelab(record)
+    names = in_the_chapter(monkeypatch, "log", "over", "ratios", "memory", grid=record, inductor=at_a_millisecond())
     fastest = record[(record.direction == "forward") & (record["mode"] != "kernel")].median_us.min()
-    assert over["median"].is_monotonic_increasing and over.least.min() == pytest.approx(fastest / 5)
-    assert states(said(figures.of_a_copy(record)), 0.45, 0.50)
-    ratios = findings.ratios_sentence(record)
-    assert all(states(ratios, *pair) for pair in ((5.00, 5.43), (1.12, 1.12), (1.00, 1.87)))
-    assert states(said(figures.memory_and_kernels(with_kernel(at_a_millisecond()))), 2.0, 2.0)
+    assert names.over["median"].is_monotonic_increasing and names.over["min"].min() == pytest.approx(fastest / 5)
+    assert states(names.told, 5.00, 5.43) and states(names.told, 1.12, 1.12) and states(names.told, 1.00, 1.87)
+    native = names.long[(names.long["mode"] == "compiled") & names.long.whose.str.startswith("here")]
+    native = native[native.ratio == "native"].times
+    assert len(native) == 4 and native.round(3).eq(1.12).all()
+    with_peaks = in_the_chapter(monkeypatch, "memory", inductor=with_kernel(at_a_millisecond()))
+    assert states(with_peaks.findings_shown[0], 2.0, 2.0, 2.0)
 
 
 CODE = """
@@ -280,32 +282,29 @@ def call(args):
 
 def test_generated_code_is_read():
     """Sources launch their kernel too, to be timed alone; only the wrapper's launches count."""
-    found = measure.read_code([CODE])
+    found = fairseq2.read_code([CODE])
     assert found["generated"] == "triton_a_0, triton_b_1"
     assert found["fallbacks"] == "mul"
     assert found["generated_bytes"] == 2e9
     renamed = CODE.replace("triton_a_0", "triton_z_0").replace("a comment", "another")
-    assert measure.read_code([renamed])["code"] == found["code"]
-    assert measure.read_code([CODE.replace("x0 = 2", "x0 = 3")])["code"] != found["code"]
+    assert fairseq2.read_code([renamed])["code"] == found["code"]
+    assert fairseq2.read_code([CODE.replace("x0 = 2", "x0 = 3")])["code"] != found["code"]
 
 
 @pytest.mark.parametrize(
     "reached, cache, expected",
     [(0.67, 8e6, "every batch reads"), (0.88, 8e6, "share"), (0.67, 9e6, "the copy reads no tables")],
 )
-def test_who_reads_the_tables(reached, cache, expected):
+def test_who_reads_the_tables(reached, cache, expected, monkeypatch):
     """Four batches leave 8/9 of a copy if they share tables as large as one of them, and 2/3 if each reads them."""
     record = with_kernel(of_two_shapes()).assign(fraction_of_copy=reached)
-    found = findings.of_a_copy(record)
-    four = found[found.batch == 4]
-    assert four.tables_bytes.eq(2048 * 1024 * 4).all()
-    assert four.once.round(6).eq(round(8 / 9, 6)).all() and four.each_batch.round(6).eq(round(2 / 3, 6)).all()
-    halves = findings.of_a_copy(record.assign(dtype="bfloat16"))
-    assert halves.each_batch.eq(0.5).all()
-    text = findings.wide_heads(record, at_a_millisecond(), cache)
-    assert states(text, reached, 4) and expected in text
     halves = with_kernel(at_a_millisecond().assign(dtype="bfloat16", fraction_of_copy=0.6))
-    assert states(findings.wide_heads(record, halves, cache), 0.60, 0.50)
+    names = in_the_chapter(monkeypatch, "picture", "bytes-of", "wide-heads", grid=record, inductor=halves, cache=cache)
+    four = names.of_a_copy(record).query("batch == 4")
+    assert four.tables.eq(2048 * 1024 * 4).all()
+    assert four.once.round(6).eq(round(8 / 9, 6)).all() and four.each.round(6).eq(round(2 / 3, 6)).all()
+    assert names.of_a_copy(record.assign(dtype="bfloat16")).each.eq(0.5).all()
+    assert states(names.told, reached, 4, 0.60, 0.50) and expected in names.told
 
 
 def test_what_is_generated_is_what_runs():
@@ -316,35 +315,35 @@ def test_what_is_generated_is_what_runs():
         assert len(frame)
         for row in frame.fillna({"generated": ""}).itertuples():
             launched = [name for name in row.launched.split("; ") if name.startswith("triton_")]
-            assert launched == [measure._short(name) for name in row.generated.split(", ") if name], row
+            assert launched == [fairseq2._short(name) for name in row.generated.split(", ") if name], row
 
 
-def test_two_timings_of_the_same_kernels():
+def test_two_timings_of_the_same_kernels(monkeypatch):
     """All timings count, of the grid and of the large cell, eager and compiled, unless other kernels run."""
-    times = of_two_shapes(compiled=(10.5, 11.2, 17, 11.2)), at_a_millisecond(900)
-    same = findings.same_kernels(*times)
-    assert len(same) == 2 * (2 + 1)
-    assert findings.apart(same) == pytest.approx(1000 / 900 - 1)
-    assert findings.apart(same, how="mean") == pytest.approx((2 * 1.05 + 1000 / 900) / 3 - 1)
-    others = change(times[1], "mode == 'compiled' and direction == 'forward'", launched="triton_mul")
-    assert set(findings.same_kernels(times[0], others).direction) == {"forward and backward"}
-    assert findings.apart(findings.same_kernels(times[0], others)) == 0
+    record, large = with_kernel(of_two_shapes(compiled=(10.5, 11.2, 17, 11.2))), at_a_millisecond(900)
+    names = in_the_chapter(monkeypatch, "over", grid=record, inductor=large)
+    assert len(names.twice) == 2 * (2 + 1)
+    assert names.apart.to_dict() == pytest.approx(dict.fromkeys(fairseq2.DIRECTIONS, 1000 / 900 - 1))
+    others = change(large, "mode == 'compiled' and direction == 'forward'", launched="triton_mul")
+    names = in_the_chapter(monkeypatch, "over", grid=record, inductor=others)
+    assert set(names.apart.index) == {"forward and backward"}
 
 
 @pytest.mark.process
 @pytest.mark.gpu
 def test_the_gpu_evidence_runs():
     torch.use_deterministic_algorithms(False)  # which would fill fresh memory, in launches of its own
-    timed = {name: study for name, study in STUDIES.items() if study.timed}
+    timed = {name: study for name, study in fairseq2.STUDIES.items() if study.timed}
     frames = {name: study(smoke=True) for name, study in timed.items()}
     for name, frame in frames.items():
         assert (frame.status == "ok").all(), (name, frame[frame.status != "ok"])
     assert all(frame.median_us.notna().all() for name, frame in frames.items())
 
 
-def test_the_kernel_is_beside_the_fastest_implementation_and_a_copy_is_none():
+def test_the_kernel_is_beside_the_fastest_implementation_and_a_copy_is_none(monkeypatch):
     shape = {"batch": 1, "seq_len": 2, "encoding_dim": 4, "direction": "forward", "dtype": "float32", "status": "ok"}
     times = {("kernel", "ropelab llama"): 2.0, ("kernel", "ropelab reference"): 2.5, ("eager", "RE llama"): 3.0,
-             ("compiled", "RRE reference"): 4.0, ("eager", "copy: a kernel"): 1.0}  # fmt: skip
+             ("eager", "copy: a kernel"): 1.0} | {("compiled", name): 4.0 for name in NAMES}  # fmt: skip
     rows = [shape | {"mode": mode, "contender": name, "median_us": us} for (mode, name), us in times.items()]
-    assert states(findings.fastest_sentence(pd.DataFrame(rows), None), 1.20, 1.20, 1, 1.20)
+    names = in_the_chapter(monkeypatch, "over", grid=pd.DataFrame(rows))
+    assert states(names.told, 1.20, 1.20, 1, 1.20)

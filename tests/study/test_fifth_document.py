@@ -1,8 +1,7 @@
-"""A fifth document is one package and its data: no other file of the study changes for it."""
+"""A fifth document is one file of claims and one module: no other file of the study changes for it."""
 
 import shutil
 import sys
-from textwrap import dedent
 
 import pandas as pd
 import pytest
@@ -12,47 +11,37 @@ from ropelab.bench import records  # noqa: E402
 from ropelab.study.engine import claims as documents  # noqa: E402
 from ropelab.study.engine import ledger, registered  # noqa: E402
 from ropelab.study.engine.verdict import Outcome  # noqa: E402
-from ropelab.study.plots import registry as figures  # noqa: E402
-from ropelab.study.plots.panels import said  # noqa: E402
 from ropelab.study.site import report, summary  # noqa: E402
 
-PACKAGE = {
-    "__init__": '"""A document made up for a test."""',
-    "rules": '''
-        """The rule of MU-02."""
-        from ropelab.study.engine.ledger import rule
+MODULE = '''
+"""A document made up for a test: the rule of MU-02, and the record."""
+import pandas as pd
 
-        @rule("MU-02", "made_up_memory")
-        def less_memory(claim, memory):
-            raise AssertionError("there is no such record")
-    ''',
-    "studies": '''
-        """The record of the document."""
-        import pandas as pd
-        from ropelab.bench.study import Study
+from ropelab.bench.study import Study
+from ropelab.study.engine.ledger import rule
 
-        def times(smoke=False):
-            return pd.DataFrame({"tokens": [8, 8, 64, 64], "contender": ["slow", "fast"] * 2,
-                                 "median_us": [2.0, 1.0, 2.0, 4.0]})
 
-        STUDIES = {"made_up_times": Study(times, gpu_gib=0)}
-    ''',
-    "figures": '''
-        """The figure of the document."""
-        from ropelab.study.plots.panels import grid
+@rule("MU-02", "made_up_memory")
+def less_memory(claim, memory):
+    raise AssertionError("there is no such record")
 
-        def draw(frame, footer=""):
-            panels = grid(1, 1, (4, 3), "slow against fast", footer)
-            for name, rows in frame.groupby("contender"):
-                panels.axes[0, 0].plot(rows.tokens, rows.median_us, label=name)
-            return panels.finish("tokens", "µs", legend=2)
 
-        FIGURES = {"made_up": (("made_up_times",), draw)}
-    ''',
-}  # fmt: skip
+def times(smoke=False):
+    us = {"median_us": [2.0, 1.0, 2.0, 4.0]}
+    return pd.DataFrame({"tokens": [8, 8, 64, 64], "contender": ["slow", "fast"] * 2} | us)
+
+
+STUDIES = {"made_up_times": Study(times, gpu_gib=0)}
+'''
 CLAIMS = """
 document = "Made up#1"
 package = "made_up_document"
+
+[[table]]
+name = "made_up_table"
+source = "read and typed"
+rows = [{ tokens = 8, us = 1.5 }, { tokens = 64, us = 3.0 }]
+
 [[claim]]
 id = "MU-01"
 by = "author"
@@ -85,35 +74,31 @@ needs = "a machine that counts bytes"
 def fifth(tmp_path, monkeypatch):
     """The folder of the claims of the others and of this document, and the folder of their records."""
     documents.load_claims()  # the four register their rules when they are first imported, and these are to stay
-    package = tmp_path / "packages" / "made_up_document"
-    package.mkdir(parents=True)
-    for name, code in PACKAGE.items():
-        (package / f"{name}.py").write_text(dedent(code))
+    (tmp_path / "made_up_document.py").write_text(MODULE)
     claims = tmp_path / "claims"
     shutil.copytree(documents.CLAIMS, claims)
     (claims / "sglang.toml").unlink()  # its evidence runs kernels, which takes most of the time of a ledger
     (claims / "made_up.toml").write_text(CLAIMS)
     measurements = tmp_path / "measurements"
     shutil.copytree(records.MEASUREMENTS, measurements)
-    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(documents, "CLAIMS", claims)
     monkeypatch.setattr(ledger, "_RULES", dict(ledger._RULES))
     gpu = records.load("dense", gpu="nvidia-h100-80gb-hbm3").provenance["gpu"]
     monkeypatch.setattr(records, "_gpu", lambda: gpu)
-    frame = documents.documents()[2].module("studies").STUDIES["made_up_times"]()
-    records.write("made_up_times", frame, measurements)
+    documents._tables.cache_clear()
+    records.write("made_up_times", registered.all_studies()["made_up_times"](), measurements)
     yield claims, measurements
-    for name in [name for name in sys.modules if name.startswith("made_up_document")]:
-        del sys.modules[name]
+    del sys.modules["made_up_document"]
+    documents._tables.cache_clear()
 
 
 def test_it_is_everywhere(fifth, tmp_path, monkeypatch):
     _, measurements = fifth
-    assert "made_up_times" in registered.all_studies() and "made_up" in figures.all_figures()
+    assert documents.typed("made_up_table").frame.us.tolist() == [1.5, 3.0]
     rows = ledger.ledger(document="made_up", records=measurements).set_index("id")
     assert rows.outcome.to_dict() == {"MU-01": Outcome.FAILS, "MU-02": Outcome.UNTOLD}
     assert "a machine that counts bytes" in rows.needs["MU-02"]
-    assert said(figures.draw("made_up", measurements)) == "slow against fast"
     block = summary.claims(ledger.ledger(records=measurements))
     assert "| Made up#1 |" in block and "| MU-01 | The fast one is always faster. | does not hold |" in block
     pages = {}

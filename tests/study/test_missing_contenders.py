@@ -90,6 +90,7 @@ def test_figures_leave_a_gap_or_say_who_is_missing(figure, study, column, name, 
 
 CHAPTERS = {
     "11": ("te_kernels", "te_layer"),
+    "12": ("fairseq2_grid", "fairseq2_inductor"),
     "14": ("deepspeed_correctness", "deepspeed_launches", "deepspeed_callers", "deepspeed_table"),
 }
 """A chapter -> the records that its cells draw."""

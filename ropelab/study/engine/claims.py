@@ -1,13 +1,15 @@
 """Read the documents and their claims.
 
-A document is one file ``data/claims/<key>.toml`` and one package, whose name the file states. A claim that compares
-times or counts has its tests in the file (`ropelab.study.engine.comparisons`). A claim whose document's protocol nobody
-has run has tests beyond the document alone. The package holds all code for the document:
+A document is one file ``data/claims/<key>.toml``, one module, whose name the file states, and one notebook. A claim
+that compares times or counts has its tests in the file (`ropelab.study.engine.comparisons`). A claim whose document's
+protocol nobody has run has tests beyond the document alone. The module holds what data cannot say:
 
-- ``rules``: a rule for every other claim, and remarks (`ropelab.study.engine.ledger`); a document may have none
-- ``evidence``: the evidence that a CPU can compute (`ropelab.study.engine.computed`), if there is any
-- ``studies``: the measurements of its records, ``STUDIES``
-- ``figures``: drawings of its records beside those of its chapter, ``FIGURES``, if there are any
+- a rule for every other claim, and remarks (`ropelab.study.engine.ledger`); a document may have none
+- the evidence that a CPU can compute (`ropelab.study.engine.computed`), if there is any
+- the measurements of its records, ``STUDIES``
+- drawings of its records beside those of its chapter, ``FIGURES``, if there are any
+
+In a package these stand in the modules ``rules``, ``evidence``, ``studies`` and ``figures``.
 """
 
 from __future__ import annotations
@@ -94,13 +96,14 @@ class Document:
     Attributes:
         key: the name of its file.
         name: its own name.
-        package: the package that holds its code.
+        package: the module, or the package, that holds its code.
         url: its page; "" where the file names none.
         entries: the claims as the file states them.
         defaults: the keys of every test of the document that a test does not state.
         built: the contenders that this project compiled, as the file states them.
         unclaimed: statements of the document that the study does not judge: each a quotation and the reason.
-        tables: evidence that somebody read and typed: name, file in ``data/documents``, and source in words.
+        tables: evidence that somebody read and typed: name, file in ``data/documents`` or rows, and source in words.
+        paragraphs: each paragraph of the document as it begins -> the claims that it makes, or why it makes none.
         verdict: the answer to the document in a few sentences; ``{SG-04}`` stands for the sentence of that claim.
     """
 
@@ -111,19 +114,22 @@ class Document:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     built: Mapping[str, Any] = field(default_factory=dict)
     unclaimed: tuple[tuple[str, str], ...] = ()
-    tables: tuple[Mapping[str, str], ...] = ()
+    tables: tuple[Mapping[str, Any], ...] = ()
+    paragraphs: Mapping[str, list[str] | str] = field(default_factory=dict)
     url: str = ""
     verdict: str = ""
 
-    def module(self, name: str) -> ModuleType:
-        """A module of the document's package: ``rules``, ``studies`` or ``figures``."""
-        return importlib.import_module(f"{self.package}.{name}")
+    def modules(self, *names: str) -> list[ModuleType]:
+        """The document's module, or those of its package that have these names: ``rules``, ``studies``, ``figures``."""
+        whole = importlib.import_module(self.package)
+        if not hasattr(whole, "__path__"):
+            return [whole]
+        parts = [f"{self.package}.{name}" for name in names]
+        return [importlib.import_module(part) for part in parts if importlib.util.find_spec(part)]
 
     def register(self) -> None:
         """Import the rules and the computed evidence of the document, which register themselves."""
-        for name in ("evidence", "rules"):
-            if importlib.util.find_spec(f"{self.package}.{name}"):
-                self.module(name)
+        self.modules("evidence", "rules")
 
     @property
     def claims(self) -> list[Claim]:
@@ -177,7 +183,7 @@ def documents(folder: Path | None = None) -> list[Document]:
             Document(
                 path.stem, content["document"], content["package"], tuple(content["claim"]),
                 content.get("defaults", {}), content.get("built", {}), unclaimed, tuple(content.get("table", ())),
-                content.get("url", ""),
+                content.get("paragraphs", {}), content.get("url", ""),
                 content.get("verdict", ""),
             )
         )  # fmt: skip
@@ -188,11 +194,13 @@ def typed(name: str) -> Evidence | None:
     """The table of that name that the file of a document names; None where there is none."""
     if name not in (tables := _tables()):
         return None
-    return Evidence(name, pd.read_csv(TABLES / tables[name]["file"]), tables[name]["source"])
+    table = tables[name]
+    frame = pd.DataFrame(table["rows"]) if "rows" in table else pd.read_csv(TABLES / table["file"])
+    return Evidence(name, frame, table["source"])
 
 
 @cache
-def _tables() -> dict[str, Mapping[str, str]]:
+def _tables() -> dict[str, Mapping[str, Any]]:
     return {table["name"]: table for document in documents() for table in document.tables}
 
 

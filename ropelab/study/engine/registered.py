@@ -12,14 +12,14 @@ TOPICS = ("ropelab.study.topics.precision.gpu", "ropelab.study.topics.kernel_ste
 
 
 def all_studies() -> dict[str, Study]:
-    """Name -> study: the benchmarks, and the ``STUDIES`` of each topic and of each document's package.
+    """Name -> study: the benchmarks, and the ``STUDIES`` of each topic and of each document's module.
 
     Raises:
         ValueError: two studies have one name.
     """
     found = dict(studies.STUDIES)
     modules = [importlib.import_module(name) for name in TOPICS]
-    for module in [*modules, *(document.module("studies") for document in documents())]:
+    for module in [*modules, *(module for document in documents() for module in document.modules("studies"))]:
         if taken := found.keys() & module.STUDIES.keys():
             raise ValueError(f"{module.__name__}: expected names of studies of its own, got {sorted(taken)}")
         found |= module.STUDIES

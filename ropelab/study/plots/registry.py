@@ -3,7 +3,6 @@
 Titles state the finding and are computed from the table. ``footer`` is ``Record.footer``: machine, date, versions.
 """
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,18 +21,16 @@ A document may add figures of its own.
 
 
 def all_figures() -> dict[str, tuple[tuple[str, ...], Callable[..., Figure]]]:
-    """`FIGURES`, and the ``FIGURES`` of each document's package that has the module ``figures``.
+    """`FIGURES`, and the ``FIGURES`` of each document that has any.
 
     Raises:
         ValueError: two figures have one name.
     """
     found = dict(FIGURES)
-    for document in documents():
-        if not importlib.util.find_spec(f"{document.package}.figures"):
-            continue
-        own = document.module("figures").FIGURES
+    for module in (module for document in documents() for module in document.modules("figures")):
+        own = getattr(module, "FIGURES", {})
         if taken := found.keys() & own.keys():
-            raise ValueError(f"{document.package}.figures: expected names of its own, got {sorted(taken)}")
+            raise ValueError(f"{module.__name__}: expected names of its own, got {sorted(taken)}")
         found |= own
     return found
 
