@@ -22,10 +22,12 @@ from ropelab.bench import (
 from ropelab.bench.cache_operations import LatentCache, NormAndCache, WholeLatentCache
 from ropelab.bench.names import SAME_PLACES
 from ropelab.bench.peers import megatron, sglang_kernel, torch_library, vllm
+from ropelab.bench.records import Record
 from ropelab.bench.workloads import DIRECTIONS
 from ropelab.kernels import INTERPRETED
+from ropelab.study.shown import Shown
 from ropelab.study.topics.one_pass import findings as one_pass
-from ropelab.study.topics.performance import latent
+from tests.site.cells import run
 from tests.study.sentences import states
 
 TIMES = ("contender", "status", "median_us", "q20_us", "q80_us", "samples", "fraction_of_copy", "version", "sha256")
@@ -137,8 +139,8 @@ VARIANTS = {
 def test_variants_pass_and_their_bytes_are_counted(variant):
     case = VARIANTS[variant]
     (call,) = case.sets("cpu", 1)
-    for run in (case.ours("cpu"), case.separate("cpu")):
-        assert run is None or case.check(run, call) == "ok"
+    for launch in (case.ours("cpu"), case.separate("cpu")):
+        assert launch is None or case.check(launch, call) == "ok"
     found = case.ours("cpu")({name: x.clone() for name, x in call.items()})
     results = sum(found[name].numel() * found[name].itemsize for name in found if name in ("q", "other q"))
     rows = sum(call[name][0, 0].numel() * call[name].itemsize for name in case.cached)
@@ -313,7 +315,10 @@ def test_the_table_of_latent_attention(on_cpu, monkeypatch):
     assert (frame[frame.contender == latent_attention.OURS].status == "ok").all()
     apart = frame[frame.contender == SAME_PLACES]
     assert set(apart.part) == {"q"} and len(apart) == cells * len(DIRECTIONS)
-    of_the_view, apart = latent.sentences(frame)
+    shown = Shown(None)
+    shown.record = lambda study: Record(study, frame, {})
+    names = run(monkeypatch, "07", "latent-times", instead={"shown": shown})
+    of_the_view, apart = names.first, *names.others
     assert states(of_the_view, 1.00, 1.00) and states(apart, 1.00)
 
 

@@ -7,6 +7,7 @@ pytest.importorskip("seaborn")
 from ropelab.conformance import CACHE_LAWS  # noqa: E402
 from ropelab.study.topics.algebra import is_zero  # noqa: E402
 from ropelab.study.topics.one_pass import derivation, laws, rounding, traffic  # noqa: E402
+from tests.site.cells import run  # noqa: E402
 
 
 def test_bytes_of_a_token():
@@ -40,9 +41,9 @@ def test_bounds_hold_and_are_reached():
     assert len(stages) == 13 and (stages.fraction <= 1).all() and (stages.fraction > 0.9).all()
 
 
-def test_laws_of_a_smoke_run():
-    kept = laws.kept(smoke=True)
-    assert (kept.status == "pass").all() and list(kept.law) == list(laws.FEW)
-    every = laws.variants(smoke=True)
-    assert (every.kept == every.laws).all() and (every.laws == len(laws.FEW)).all()
-    assert set(laws.OF_A_CACHE) <= set(CACHE_LAWS)
+def test_laws_of_a_smoke_run(monkeypatch):
+    names = run(monkeypatch, "07", "laws-table", smoke=True)
+    assert (names.kept.status == "pass").all() and list(names.kept.law) == list(laws.FEW)
+    every = [*laws.variants(laws.FEW)]
+    assert [row["kept"] for row in every] == [row["laws"] for row in every] == [len(laws.FEW)] * len(laws.VARIANTS)
+    assert set(names.ADDED) <= set(CACHE_LAWS)

@@ -269,30 +269,6 @@ def adjoint(sample: Gradient) -> float:
     return fraction(gap, sum(abs(g[i]) * y_bound[i] + abs(x[i]) * grad_bound[i] for i in (0, 1)))
 
 
-def gradchecks() -> pd.DataFrame:
-    """Autograd's numerical checks of `ropelab.apply_rope` in float64, first and second order.
-
-    The checks differentiate in q and k with different numbers of heads, partly rotated, and in the tables. They follow
-    random directions (``fast_mode``), because a check of every entry takes Triton's interpreter minutes.
-
-    Returns:
-        Columns order, layout, inputs (the number of elements of the inputs), passes.
-    """
-    case = Case(batch=2, seq_len=3, q_heads=2, k_heads=1, head_dim=8, rotary_dim=6, first_position=3)
-    [(q, k)] = case.inputs(torch.float64)
-    leaves = [t.clone().requires_grad_() for t in (q, k, *case.tables(torch.float64))]
-    rows = []
-    for layout in LAYOUTS:
-
-        def rotate(q, k, cos, sin, layout=layout):
-            return ropelab.apply_rope(q, k, cos=cos, sin=sin, layout=layout, rotary_slice=(0, case.rotary_dim))
-
-        for order, check in (("first", torch.autograd.gradcheck), ("second", torch.autograd.gradgradcheck)):
-            passes = check(rotate, leaves, fast_mode=True, raise_exception=False)
-            rows.append({"order": order, "layout": layout, "inputs": sum(map(torch.numel, leaves)), "passes": passes})
-    return pd.DataFrame(rows)
-
-
 def fault_evidence(case: Case, dtypes=(torch.bfloat16, torch.float32)) -> pd.DataFrame:
     """The errors of small faults on the scale of `definition`. A useful bound rejects the faults.
 

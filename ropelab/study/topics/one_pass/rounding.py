@@ -88,16 +88,6 @@ def stages(tokens: int = 64) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["way", "fraction"])
 
 
-def sentence(norms: pd.DataFrame, stages: pd.DataFrame) -> str:
-    """How near the errors of `norms` and of `stages` come to their bounds."""
-    return (
-        f"The bound of the norm is {1 / norms.fraction.max():.1f} times the largest error that was found: it allows "
-        "the division and the root of a GPU, and the interpreter rounds both once. With random heads all "
-        f"{len(stages)} ways into a cache stay within their bounds and reach at least {stages.fraction.min():.2f} of "
-        "them."
-    )
-
-
 def _measured(tokens: int) -> list[tuple[str, float]]:
     with use_backend("triton"), torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         return [*_rotated(Heads(tokens)), *_rotated_again(Heads(tokens)), *_others(Heads(tokens))]
