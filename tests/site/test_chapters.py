@@ -78,8 +78,9 @@ def test_the_law_of_the_pass_is_drawn_as_it_is_between_the_points(monkeypatch, c
         assert np.interp(inputs, widths, drawn) == pytest.approx(law, rel=0.01)
 
 
-def test_another_model_keeps_the_laws(monkeypatch, capsys):
-    run(monkeypatch, "10", "live", edit=("live", '"qwen3"', '"gemma3"'))
+@pytest.mark.parametrize("model", ["llama", "gemma3"])
+def test_another_model_keeps_the_laws(monkeypatch, capsys, model):
+    run(monkeypatch, "10", "live", edit=("live", '"qwen3"', f'"{model}"'))
     said = capsys.readouterr().out
     assert "right" in said and "wrong" not in said
 
@@ -139,6 +140,14 @@ def test_the_calls_of_a_model_are_listed_with_their_facts(monkeypatch):
     assert run(monkeypatch, "05", "picture", "model-table", model="no such model").named.empty
 
 
+@pytest.mark.parametrize(
+    "chapter, cells", [("00", ("packing-code", "roof-code")), ("05", ("picture", "causes-tables"))]
+)
+def test_another_gpu_brings_its_own_numbers(monkeypatch, chapter, cells):
+    one, other = (run(monkeypatch, chapter, *cells, gpu=f"nvidia-{gpu}") for gpu in ("h100-80gb-hbm3", "h200"))
+    assert one.findings_shown and one.findings_shown != other.findings_shown
+
+
 @pytest.mark.parametrize("lacking", ["liger", "hf_compiled", "flash_attn"])
 def test_chapter_05_reads_a_record_without_a_peer(monkeypatch, lacking):
     names = run(monkeypatch, "05")
@@ -157,6 +166,14 @@ def test_one_ratio_of_bytes_is_exactly_two_for_any_heads(monkeypatch):
     assert [row["16-bit cache, passes"] for row in moved] == [2, 2, 2]
     narrow = [row["8-bit cache, passes"] for row in moved]
     assert narrow == sorted(narrow) and narrow[0] > 2
+
+
+def test_another_broken_line_is_seen_by_other_laws(monkeypatch, capsys):
+    """The answer has the minus in the wrong half, which keeps scores; a key that does not turn changes them."""
+    before = run(monkeypatch, "09", "answer-3").report.failed
+    unturned = "answer-3", "k * cos + turned(k) * sin", "k"
+    after = run(monkeypatch, "09", "answer-3", edit=unturned).report.failed
+    assert {*after} > {*before} and "relative_position" in {*after} - {*before}
 
 
 def test_a_function_that_the_parameters_name_is_judged(monkeypatch, capsys):

@@ -99,6 +99,17 @@ def test_the_other_sign_in_the_first_kernel_turns_back(tmp_path):
     assert "every bit" in chapter.outcome(replace(kernel, inverse=True))
 
 
+def test_twice_the_angle_is_another_rotation(tmp_path):
+    """It has not the library's bits, and it keeps the length of each pair."""
+    at = "    at = token.to(tl.int64) * token_stride + head * head_stride + pair\n"
+    twice = at, "    c, s = c * c - s * s, 2 * c * s\n" + at
+    kernel = edited(tmp_path, twice)["1 one head"]
+    assert "elements are others" in chapter.outcome(kernel)
+    (inputs,) = CASE.inputs(1, "cpu", torch.float32)
+    lengths = [torch.hypot(*x.chunk(2, dim=-1)) for x in (kernel(inputs), inputs.x)]
+    torch.testing.assert_close(*lengths)
+
+
 def test_triton_finds_wide_accesses_where_strides_are_multiples_of_16(tmp_path):
     kernel = edited(tmp_path, ("(do_not_specialize=STRIDES)", ""))["2 shared row"]
     assert [machine_code.compiled_facts(kernel, 64, 32, dim)["store_bytes"] for dim in (128, 72)] == [16, 2]
