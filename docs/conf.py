@@ -28,6 +28,7 @@ html_theme = "furo"
 pygments_dark_style = "github-dark"
 html_title = "ropelab"
 html_static_path = ["_static"]
+templates_path = ["_templates"]
 html_css_files = ["study.css"]
 html_js_files = ["ledger.js"]
 html_copy_source = False

@@ -110,6 +110,8 @@ COLUMNS = (
     "study", "operation", "contender", "direction", "tokens", "q", "k", "dim", "rotary", "dtype", "cache", "order",
     "layout", "us",
 )  # fmt: skip
+WORDS = "study", "operation", "contender", "direction", "dtype", "cache", "order", "layout"
+"""The columns of words, of which there are few."""
 OPERATIONS = {"QK norm, rotation, cache": "norm, rotation and cache", "rotation, cache": "rotation and cache"}
 """Operation of the record ``paged_cache`` -> its name in the element. Latent attention moves other bytes."""
 ROOF = ("dense", "few_tokens", "formats", "qk_norm", "paged_cache")
@@ -125,7 +127,8 @@ def roof(where: records.Where = records.MEASUREMENTS) -> Data:
 
         - ``models``: name, q and k (heads), dim and rotary (features), interleaved
         - ``copies``: [bytes, us], in order
-        - ``columns`` and ``rows``: `COLUMNS`, and the rows with these columns
+        - ``columns``, ``rows`` and ``words``: `COLUMNS`, and the rows with these columns, where a word is its place in
+          ``words``
         - ``gpu``: the GPU of the records
         - ``records``: study -> the path of its table
     """
@@ -138,6 +141,8 @@ def roof(where: records.Where = records.MEASUREMENTS) -> Data:
     timed = {study: drawing.timed(record.frame) for study, record in found.items()}
     copies = pd.concat(drawing.copies(timed[study])[["bytes", "median_us"]] for study in COPIES if study in timed)
     rows = pd.concat(_roof_rows(study, timed[study]) for study in ROOF if study in timed)
+    words = {word: place for place, word in enumerate(pd.unique(rows[list(WORDS)].values.ravel()))}
+    coded = rows.assign(**{name: rows[name].map(words) for name in WORDS})
     return {
         "models": [
             {"name": model.name, "q": model.q_heads, "k": model.k_heads, "dim": model.head_dim,
@@ -145,7 +150,8 @@ def roof(where: records.Where = records.MEASUREMENTS) -> Data:
         ],
         "copies": [[int(count), float(us)] for count, us in copies.groupby("bytes").median_us.min().items()],
         "columns": list(COLUMNS),
-        "rows": rows[list(COLUMNS)].astype(object).values.tolist(),
+        "rows": coded[list(COLUMNS)].astype(object).values.tolist(),
+        "words": list(words),
         "gpu": next(iter(found.values())).provenance["gpu"]["name"],
         "records": {study: _path(study, where) for study in found},
     }  # fmt: skip

@@ -7,12 +7,12 @@ _UNSEEN = re.compile(
     r"<metadata>.*?</metadata>|<\?xml.*?\?>|<!DOCTYPE.*?>|(?<=<g) id=\"[^\"]*\"| transform=\"rotate\(-?0 [^\"]*\"",
     re.DOTALL,
 )
+_NAMES = re.compile(r"\b[mp][0-9a-f]{10}\b")
 _AS_IT_IS = re.compile(r"(<(pre|script|style|textarea)\b.*?</\2>)", re.DOTALL)
 # Spans of names, points and operators, which have the colour of all text, and those that Sphinx puts around words.
 _PLAIN = re.compile(r'<span(?: class="(?:pre|n|p|o|w)")?>([^<]*)</span>')
 # The name and the column of a cell of a table of pandas; a style of the table may speak of them.
 _CELL = re.compile(r'(?<=<t[dh]) id="((T_[^_"]+)_[^"]+)"(?: class="[^"]*?(col\d+)?")? ?')
-_ICON = re.compile(r'<symbol id="([\w-]+)".*?</symbol>', re.DOTALL)
 
 
 def svg(figure: str) -> str:
@@ -23,13 +23,15 @@ def svg(figure: str) -> str:
         rounded = re.sub(r"(\.\d\d)\d+", r"\1", tag[0])
         return re.sub(r'style="([^"]*)"', lambda at: f'class="{styles.setdefault(at[1], f"s{len(styles)}")}"', rounded)
 
+    names: dict[str, str] = {}
     small = re.sub(r"<[^<>]+>", attributes, _UNSEEN.sub("", figure))
+    small = _NAMES.sub(lambda name: names.setdefault(name[0], f"i{len(names)}"), small)
     classes = "".join(f".{name}{{{style}}}" for style, name in styles.items())
     return re.sub(r"\s+", " ", small.replace("</style>", f"{classes}</style>", 1)).strip()
 
 
 def page(html: str) -> str:
-    """A page with single spaces outside of code, and without spans, names and icons that change nothing."""
+    """A page with single spaces outside of code, and without spans and names that change nothing."""
     while (less := _PLAIN.sub(r"\1", html)) != html:
         html = less
     spoken_of = set(re.findall(r"#T_\w+(?: \.col\d+)?", html))
@@ -39,8 +41,7 @@ def page(html: str) -> str:
         kept = f' id="{name}"' * (f"#{name}" in spoken_of)
         return kept + f' class="{column}"' * (f"#{table} .{column}" in spoken_of)
 
-    html = _CELL.sub(cell, html)
-    html = _ICON.sub(lambda icon: icon[0] if f'"#{icon[1]}"' in html else "", html)
+    html = _CELL.sub(cell, html).replace('class="docutils literal notranslate"', 'class="literal"')
     # Every third part is the name of the tag whose text the part before it is.
     parts = _AS_IT_IS.split(html)
     return "".join(part if at % 3 else re.sub(r"\s+", " ", part) for at, part in enumerate(parts) if at % 3 != 2)

@@ -46,14 +46,16 @@ export function copyTime(count, copies) {
 }
 
 const sum = (values) => values.reduce((a, b) => a + b, 0);
-const named = (columns, row) => Object.fromEntries(columns.map((name, i) => [name, row[i]]));
+/** A row by the names of its columns; all but the numbers are places in `words`. */
+const NUMBERS = new Set(["tokens", "q", "k", "dim", "rotary", "us"]);
+const named = (columns, words, row) => Object.fromEntries(columns.map((name, i) => [name, NUMBERS.has(name) ? row[i] : words[row[i]]]));
 
-export function compute(state, { models, columns, rows, copies }) {
+export function compute(state, { models, columns, rows, words, copies }) {
   const model = models.find(({ name }) => name === state.model), { tokens, operation, fusion, dtype } = state;
   const cached = operation.includes("cache"), cache = state.cache === "bfloat16" ? dtype : state.cache;
   const size = SIZES[dtype], held = SIZES[cache], layout = model.interleaved ? "interleaved" : "split_half";
   const launches = bytes(model, tokens, operation, fusion, size, held), one = sum(bytes(model, tokens, operation, "one", size, held));
-  const alike = rows.map((row) => named(columns, row)).filter((row) => row.operation === operation && row.dtype === dtype
+  const alike = rows.map((row) => named(columns, words, row)).filter((row) => row.operation === operation && row.dtype === dtype
     && (cached ? row.cache === cache : operation !== "rotation" || row.order === state.order));
   const points = alike.map((row) => ({ ...row, bytes: sum(bytes(row, row.tokens, operation, "one", size, held)) }));
   const own = points.filter((row) => row.q === model.q && row.k === model.k && row.dim === model.dim && row.rotary === model.rotary && row.layout === layout);
