@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ropelab.interop.deepspeed import patch
-from ropelab.study.documents.deepspeed import callers, peers
+from ropelab.study.documents import deepspeed
 from tests.interop.deepspeed_package import deepspeed_sequence
 
 pytestmark = pytest.mark.gpu
@@ -19,22 +19,22 @@ def files():
 
 def draw(case):
     t, cotangent = (torch.randn(case.t, device="cuda", dtype=case.dtype) for _ in range(2))
-    return t, cotangent, callers.caller_tables(case, "cuda")
+    return t, cotangent, deepspeed.caller_tables(case, "cuda")
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("case", callers.cases(64), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", deepspeed.calls_of_callers(64), ids=lambda case: case.name)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_the_patched_function_is_the_definition_for_every_caller(files, case, direction):
     layer, fpdt_layer = files
     t, cotangent, tables = draw(case)
     with patch():
         for function in (layer.apply_rotary_pos_emb, fpdt_layer.apply_rotary_pos_emb):
-            assert callers.checked(function, case, t, cotangent, tables, direction)["status"] == "ok"
+            assert deepspeed.checked(function, case, t, cotangent, tables, direction)["status"] == "ok"
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("case", callers.cases(64), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", deepspeed.calls_of_callers(64), ids=lambda case: case.name)
 def test_the_patched_backward_of_fpdt_is_the_gradient(files, case):
     layer, fpdt_layer = files
     t, cotangent, tables = draw(case)
@@ -45,7 +45,7 @@ def test_the_patched_backward_of_fpdt_is_the_gradient(files, case):
     with patch():
         ours = fpdt_layer.apply_rotary_pos_emb_backward(cotangent, *tables)
     assert ours.dtype == theirs.dtype
-    assert (ours.double() - expected).norm() <= callers.rounding_bound(ours.dtype) * expected.norm()
+    assert (ours.double() - expected).norm() <= deepspeed.rounding_bound(ours.dtype) * expected.norm()
 
 
 @pytest.mark.peers
@@ -53,17 +53,17 @@ def test_the_patched_backward_of_fpdt_is_the_gradient(files, case):
 def test_the_gate_of_deepspeed_reaches_torchembed_on_the_gpu(files, monkeypatch, version):
     """The gate takes tables that follow axis 0. The gradient of 0.3.0 is wrong, and with the patch it is right."""
     layer, _ = files
-    kernel = peers.torchembed(version).fused_rope_forward
+    kernel = deepspeed.torchembed(version).fused_rope_forward
     monkeypatch.setattr(layer, "_torchembed_available", True)
     monkeypatch.setattr(layer, "_torchembed_rope_forward", kernel, raising=False)
-    case, *_ = callers.cases(64)
+    case, *_ = deepspeed.calls_of_callers(64)
     t, cotangent, tables = draw(case)
     own = layer.apply_rotary_pos_emb
-    found = {direction: callers.checked(own, case, t, cotangent, tables, direction)["status"] for direction in
+    found = {direction: deepspeed.checked(own, case, t, cotangent, tables, direction)["status"] for direction in
              ("forward", "backward")}  # fmt: skip
     assert found["forward"] == "ok" and (found["backward"] == "ok") == (version != "0.3.0")
     with patch():
         for direction in found:
             for function in (layer.apply_rotary_pos_emb, own):  # `own` goes through the gate to our backend
-                assert callers.checked(function, case, t, cotangent, tables, direction)["status"] == "ok"
+                assert deepspeed.checked(function, case, t, cotangent, tables, direction)["status"] == "ok"
     assert layer._torchembed_rope_forward is kernel

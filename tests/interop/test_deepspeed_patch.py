@@ -9,8 +9,7 @@ import torch
 
 from ropelab.interop.broadcast import formula
 from ropelab.interop.deepspeed import fused_rope_forward, patch
-from ropelab.study.documents.deepspeed.dispatch import rounding_bound
-from ropelab.study.documents.deepspeed.evidence import CALLERS
+from ropelab.study.documents.deepspeed import CALLERS, rounding_bound
 from tests.conftest import HAS_GPU
 from tests.interop.deepspeed_package import deepspeed_sequence
 

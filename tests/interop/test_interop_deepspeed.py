@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
-from ropelab.study.documents.deepspeed.evidence import CALLERS
+from ropelab.study.documents.deepspeed import CALLERS
 from tests.conftest import HAS_GPU
 
 DEVICE = "cuda" if HAS_GPU else "cpu"

@@ -11,7 +11,7 @@ from ropelab.bench import packages as at_hand
 from ropelab.bench.records import MEASUREMENTS, Record, Selection, load
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.broadcast import formula
-from ropelab.study.documents.deepspeed import callers, dispatch, evidence, measure, peers
+from ropelab.study.documents import deepspeed
 from ropelab.study.engine.claims import load_claims
 from ropelab.study.engine.computed import Evidence
 from ropelab.study.engine.ledger import ledger
@@ -39,8 +39,8 @@ def without(name, where):
     return lambda: record(name).query(f"not ({where})")
 
 
-dispatched = functools.cache(evidence.dispatch)  # loading DeepSpeed's source takes its time
-parametrised = functools.cache(evidence.tests)
+dispatched = functools.cache(deepspeed.dispatch)  # loading DeepSpeed's source takes its time
+parametrised = functools.cache(deepspeed.tests)
 
 
 def but(make, where=None, **changes):
@@ -131,7 +131,7 @@ CASES = [
         (without("deepspeed_correctness", "version == '0.3.0'"), UNTOLD),
         wrong_backward=mutant(),
     ),
-    *cases("DS-12", "wrong_backward", (evidence.wrong_backward, HOLDS), (mutant(gradient_error=4e-8), UNTOLD),
+    *cases("DS-12", "wrong_backward", (deepspeed.wrong_backward, HOLDS), (mutant(gradient_error=4e-8), UNTOLD),
            (mutant(norm_ratio=2.0), UNTOLD), deepspeed_correctness=changed("deepspeed_correctness")),
     *cases(
         "DS-13", "deepspeed_extra",
@@ -159,7 +159,7 @@ NEEDS_PEERS = {"DS-04", "DS-05"}
 @pytest.fixture
 def published():
     """DeepSpeed, the first commit of its pull request and torchembed; without one of them a test is skipped by name."""
-    return at_hand.locate("deepspeed"), at_hand.locate("torchembed"), peers.first_source()
+    return at_hand.locate("deepspeed"), at_hand.locate("torchembed"), deepspeed.first_source()
 
 
 def marked(claim):
@@ -180,23 +180,23 @@ def test_evidence_decides_the_verdict(claim, given, expected, tmp_path, request)
 
 
 def test_the_published_numbers_are_those_of_the_quotes():
-    published, quotes = evidence.published(), {claim.id: claim.quote for claim in load_claims("deepspeed")}
+    published, quotes = deepspeed.published(), {claim.id: claim.quote for claim in load_claims("deepspeed")}
     for row in published.itertuples():
         assert f"{row.stated_speedup}x" in quotes["DS-07"]
 
 
 @pytest.mark.peers
 def test_the_source_of_the_kernel_is_counted(monkeypatch, tmp_path):
-    assert evidence.kernel_source().drop(columns="version").eq([2, 2, 0, 0]).all(axis=None)
-    source = peers.torchembed_file("0.3.2").read_text()
+    assert deepspeed.kernel_source().drop(columns="version").eq([2, 2, 0, 0]).all(axis=None)
+    source = deepspeed.torchembed_file("0.3.2").read_text()
     twice = tmp_path / "_triton.py"
     twice.write_text(source.replace("out1 = ", "x0 = tl.load(x_ptr)\n        x1 = tl.load(x_ptr)\n        out1 = ", 1))
-    monkeypatch.setattr(peers, "torchembed_file", lambda version: twice)
-    assert (evidence.kernel_source().repeated == 1).all()
+    monkeypatch.setattr(deepspeed, "torchembed_file", lambda version: twice)
+    assert (deepspeed.kernel_source().repeated == 1).all()
 
 
 def test_the_published_ratios_follow_from_the_published_times():
-    published = evidence.published()
+    published = deepspeed.published()
     assert (published.over_eager.round(1) == published.stated_speedup).all()
 
 
@@ -211,7 +211,7 @@ def test_the_formula_is_the_definition():
 def test_the_formula_promotes_and_the_kernel_does_not(published):
     t, table = torch.zeros(5, 8, dtype=torch.float16), torch.zeros(5, 8)
     assert formula(t, table, table).dtype == torch.float32
-    assert peers.interpreted_kernel("0.3.2")(t, t, table, table)[0].dtype == torch.float16
+    assert deepspeed.interpreted_kernel("0.3.2")(t, t, table, table)[0].dtype == torch.float16
 
 
 @pytest.mark.peers
@@ -225,8 +225,8 @@ def test_the_versions_are_deepspeeds_own_code(published):
         return q, k
 
     for make, x, tables in (
-        (dispatch.first_function, (10, 3, 8), (2, 1, 1, 8)),
-        (dispatch.merged_function, (5, 3, 2, 8), (2, 8)),
+        (deepspeed.first_function, (10, 3, 8), (2, 1, 1, 8)),
+        (deepspeed.merged_function, (5, 3, 2, 8), (2, 8)),
     ):
         function, code = make(rotate)
         assert "own source" in code
@@ -250,7 +250,7 @@ def test_the_reviewed_code_is_that_of_the_first_commit(published):
 def test_a_read_past_the_tables_shows():
     table = torch.rand(1, 5, 1, 8)
     t = torch.rand(2, 5, 3, 8)
-    guarded = evidence._before_nan(table, t)
+    guarded = deepspeed._before_nan(table, t)
     assert torch.equal(guarded, table) and guarded.stride() == table.stride()
     first_two = guarded.as_strided((3, 4), table.stride()[:2])  # as torchembed's kernel reads them
     assert first_two[0].isfinite().all() and first_two[1:].isnan().all()
@@ -258,12 +258,12 @@ def test_a_read_past_the_tables_shows():
 
 def test_without_the_packages_nothing_is_computed(monkeypatch):
     monkeypatch.setattr(at_hand, "installations", lambda *_: {})
-    evidence.callers_dispatched.cache_clear()
-    for compute in (evidence.dispatch, evidence.tests, evidence.fallback):
+    deepspeed.callers_dispatched.cache_clear()
+    for compute in (deepspeed.dispatch, deepspeed.tests, deepspeed.fallback):
         with pytest.raises(Unavailable, match="python -m ropelab.study peers|not installed"):
             compute()
-    evidence.callers_dispatched.cache_clear()
-    assert list(callers.contenders("cpu")[0]) == [callers.OURS]
+    deepspeed.callers_dispatched.cache_clear()
+    assert list(deepspeed.contenders("cpu")[0]) == [deepspeed.OURS]
 
 
 def test_generated_code_is_counted():
@@ -275,7 +275,7 @@ def test_generated_code_is_counted():
         extern_kernels.mm(buf0, arg1_1, out=buf1)
         triton_poi_fused_add_mul_1.run(arg0_1, buf0, buf1, 16777216, stream=stream0)
     """
-    assert measure.generated(code) == {
+    assert deepspeed.generated(code) == {
         "kernels": 3,
         "buffers": 2,
         "names": "triton_poi_fused_neg_0, triton_poi_fused_add_mul_1, extern_kernels.mm",
@@ -284,19 +284,19 @@ def test_generated_code_is_counted():
 
 # --------------------------------------------------------------------------------------------- the callers
 
-TINY = callers.Caller("tiny", (6, 2, 3, 8), (6, 1, 1, 8), dtype=torch.float32, table_dtype=torch.float32)
+TINY = deepspeed.Caller("tiny", (6, 2, 3, 8), (6, 1, 1, 8), dtype=torch.float32, table_dtype=torch.float32)
 
 
 def test_a_wrong_function_is_not_timed():
     t, g = torch.randn(2, *TINY.t)
-    tables = callers.caller_tables(TINY, "cpu")
+    tables = deepspeed.caller_tables(TINY, "cpu")
     how = {"direction": "forward"}
-    check = callers.checked
+    check = deepspeed.checked
     assert check(formula, TINY, t, g, tables, **how)["status"] == "ok"
     assert check(lambda t, c, s: formula(t, c, -s), TINY, t, g, tables, **how)["status"].startswith("wrong: rel")
     assert "float64, the formula's float32" in check(lambda t, *_: t.double(), TINY, t, g, tables, **how)["status"]
     assert check(lambda t, *_: 1 / 0, TINY, t, g, tables, **how)["status"].startswith("failed: ZeroDivisionError")
-    detached = callers.checked(lambda t, c, s: formula(t, c, s).detach(), TINY, t, g, tables, "backward")
+    detached = deepspeed.checked(lambda t, c, s: formula(t, c, s).detach(), TINY, t, g, tables, "backward")
     assert detached["status"].startswith("failed: RuntimeError")
 
 
@@ -351,11 +351,11 @@ def test_the_gate_of_the_chapter_is_that_of_the_merged_source(monkeypatch, publi
 @pytest.mark.peers
 def test_the_gpu_evidence_runs():
     frames = {
-        "deepspeed_correctness": measure.correctness(),
-        "deepspeed_launches": measure.launch_evidence(),
-        "deepspeed_inductor": measure.inductor_evidence(),
+        "deepspeed_correctness": deepspeed.correctness(),
+        "deepspeed_launches": deepspeed.launch_evidence(),
+        "deepspeed_inductor": deepspeed.inductor_evidence(),
     }
-    rows = callers.callers(smoke=True)
-    assert (rows[rows.contender == callers.OURS].status == "ok").all()
+    rows = deepspeed.callers(smoke=True)
+    assert (rows[rows.contender == deepspeed.OURS].status == "ok").all()
     found = ledger(frames, only=["DS-01", "DS-09", "DS-10", "DS-12"])
     assert not (found.outcome == UNTOLD).any()

@@ -13,7 +13,7 @@ import pytest
 
 from ropelab.bench import packages, records
 from ropelab.bench.peers import te_source
-from ropelab.study.documents.deepspeed import peers
+from ropelab.study.documents import deepspeed
 from ropelab.study.documents.sglang import kernels
 from ropelab.study.engine import kept
 from ropelab.study.engine.claims import documents
@@ -172,7 +172,7 @@ def test_a_reproduction_with_a_published_file_says_what_the_report_says(name):
 def test_the_reproduction_of_the_gate_of_deepspeed(capsys):
     shown = blocks(UPSTREAM / "deepspeed_8052.md")[0]
     path = UPSTREAM / "deepspeed_8052.py"
-    kernel = peers.interpreted_kernel("0.3.2")
+    kernel = deepspeed.interpreted_kernel("0.3.2")
     with deepspeed_sequence() as (layer, _):
         runpy.run_path(str(path))
         without = capsys.readouterr().out.splitlines()
