@@ -199,10 +199,23 @@ def check_shape(
         TypeError: ``x`` is not a tensor, or has another dtype.
         ValueError: ``x`` has another shape or device.
     """
-    expected = f"[{', '.join(map(str, shape))}]"
-    check_tensor(name, x, (len(shape),), expected, dtypes)
-    if any(isinstance(size, int) and size != found for size, found in zip(shape, x.shape, strict=True)):
-        raise ValueError(f"{name}: expected shape {expected}, got {tuple(x.shape)}")
+    fits = isinstance(x, torch.Tensor) and x.ndim == len(shape)
+    if not fits or any(not isinstance(size, str) and size != x.shape[i] for i, size in enumerate(shape)):
+        # compilers cannot follow the construction of the message
+        check_tensor(name, x, (), f"[{', '.join(map(str, shape))}]", dtypes)
+    check_tensor(name, x, (len(shape),), "", dtypes)
+    check_device(name, x, q, of)
+
+
+def check_dtype(name: str, x: torch.Tensor, q: torch.Tensor, of: str = "q") -> None:
+    """Raise TypeError unless ``x`` has the dtype of ``q``, the argument ``of``."""
+    if x.dtype != q.dtype:
+        raise TypeError(f"{name}: expected {of}'s dtype {dtype_name(q.dtype)}, got {dtype_name(x.dtype)}")
+
+
+def check_like(name: str, x: torch.Tensor, q: torch.Tensor, of: str = "q") -> None:
+    """`check_dtype` and `check_device`."""
+    check_dtype(name, x, q, of)
     check_device(name, x, q, of)
 
 

@@ -11,7 +11,7 @@ import torch
 from ropelab.arguments import FLOAT32, check_tensor, flag, integer, single, tensor
 from ropelab.call.angles import given_tables
 from ropelab.call.block_scales import PACKED, QUANTIZE, SCALE_DTYPES, WRITE, check_out
-from ropelab.call.dispatcher import transformed
+from ropelab.call.dispatcher import check_untransformed
 from ropelab.call.memory import empty_heads
 from ropelab.call.refusals import renamed
 from ropelab.call.where import Where, located
@@ -80,10 +80,16 @@ def rope_and_quantize(
             a tensor requires grad while autograd records; or, for positions in CPU memory, a position has no row.
         NotImplementedError: the call is under a transform of torch.func or in forward mode.
     """
-    where, numbers = _prepared(
-        "rope_and_quantize", x, cos, sin, positions, offsets, rotary_slice, inverse, block_dim, amax_epsilon,
-        round_first, 1.0,
-    )  # fmt: skip
+    asked = groups, block_dim, amax_epsilon, round_first, inverse
+    key, prepared = QUANTIZE.look_up(
+        (scale_dtype,), asked, (out, scales, None, x, None), cos, sin, positions, offsets, None, rotary_slice
+    )
+    if prepared is None:
+        where, numbers = _given(
+            "rope_and_quantize", x, cos, sin, positions, offsets, rotary_slice, inverse, block_dim, amax_epsilon,
+            round_first, 1.0,
+        )  # fmt: skip
+        block_dim = numbers[0]
     tokens, heads, head_dim = x.shape
     if out is None:
         groups = integer("groups", 1 if groups is None else groups, at_least=1)
@@ -92,7 +98,7 @@ def rope_and_quantize(
         features = heads // groups * head_dim
         strides = features, tokens * features, 1
         out = torch.empty_strided((tokens, groups, features), strides, dtype=torch.float8_e4m3fn, device=x.device)
-    else:
+    elif prepared is None:
         check_out(out)
         if groups is not None and integer("groups", groups) != out.shape[1]:
             raise ValueError(f"groups: expected {out.shape[1]}, the groups of out, got {groups}")
@@ -100,15 +106,20 @@ def rope_and_quantize(
         scale_dtype = torch.float32 if scale_dtype is None else scale_dtype
         if scale_dtype not in SCALE_DTYPES:
             raise TypeError(f"scale_dtype: expected one of {SCALE_DTYPES}, got {scale_dtype}")
-        columns = out.shape[2] // (numbers[0] * (PACKED if scale_dtype == torch.int32 else 1))
+        columns = out.shape[2] // (block_dim * (PACKED if scale_dtype == torch.int32 else 1))
         scales = _scales(tokens, out.shape[1], columns, scale_dtype, x.device)
     else:
         tensor("scales", scales)
         if scale_dtype is not None and scale_dtype != scales.dtype:
             raise TypeError(f"scale_dtype: expected {scales.dtype}, the dtype of scales, got {scale_dtype}")
         _check_last_column(scales)
+    given = out, scales, None, x, None
     try:
-        QUANTIZE.run((out, scales, None, x, None), where, *numbers)
+        if prepared is None:
+            QUANTIZE.run(given, where, *numbers)
+            QUANTIZE.remember(key, given, where, *numbers)
+        else:
+            prepared(given, cos, sin, positions, offsets)
     except (TypeError, ValueError) as error:
         raise renamed(error, q="x") from error
     return out, scales
@@ -152,18 +163,28 @@ def rope_and_quantize_indexer(
     Raises:
         TypeError, ValueError, NotImplementedError: as `rope_and_quantize`.
     """
-    block_dim = max(1, q.shape[-1]) if isinstance(q, torch.Tensor) and q.ndim else 1
-    where, numbers = _prepared(
-        "rope_and_quantize_indexer", q, cos, sin, positions, offsets, rotary_slice, False, block_dim, amax_epsilon,
-        True, weight_scale,
+    key, prepared = QUANTIZE.look_up(
+        (), (weight_scale, amax_epsilon), (out, None, weights_out, q, weights), cos, sin, positions, offsets, None,
+        rotary_slice,
     )  # fmt: skip
-    tensor("weights", weights)
+    if prepared is None:
+        block_dim = max(1, q.shape[-1]) if isinstance(q, torch.Tensor) and q.ndim else 1
+        where, numbers = _given(
+            "rope_and_quantize_indexer", q, cos, sin, positions, offsets, rotary_slice, False, block_dim, amax_epsilon,
+            True, weight_scale,
+        )  # fmt: skip
+        tensor("weights", weights)
     if out is None:
         out = torch.empty(q.shape, dtype=torch.float8_e4m3fn, device=q.device)
     if weights_out is None:
         weights_out = torch.empty(weights.shape, dtype=torch.float32, device=q.device)
+    given = out, None, weights_out, q, weights
     try:
-        QUANTIZE.run((out, None, weights_out, q, weights), where, *numbers)
+        if prepared is None:
+            QUANTIZE.run(given, where, *numbers)
+            QUANTIZE.remember(key, given, where, *numbers)
+        else:
+            prepared(given, cos, sin, positions, offsets)
     except (TypeError, ValueError) as error:
         raise renamed(error, x="q") from error
     return out, weights_out
@@ -223,7 +244,15 @@ def rope_and_block_scaled_cache(
     Raises:
         TypeError, ValueError, NotImplementedError: as `rope_and_quantize`.
     """
-    _no_transform("rope_and_block_scaled_cache")
+    key, prepared = WRITE.look_up(
+        (), (eps, block_size, block_dim), (kv_cache, q_out, q, kv, slot_mapping), cos, sin, positions, offsets, None,
+        rotary_slice,
+    )  # fmt: skip
+    if prepared is not None:
+        q_out = empty_heads(q) if q_out is None else q_out
+        prepared((kv_cache, q_out, q, kv, slot_mapping), cos, sin, positions, offsets)
+        return q_out
+    check_untransformed("rope_and_block_scaled_cache")
     check_tensor("q", q, (3,), "[tokens, heads, head_dim]")
     tables = given_tables(cos, sin)
     if rotary_slice is None:
@@ -236,7 +265,9 @@ def rope_and_block_scaled_cache(
         integer("block_dim", block_dim, at_least=1),
     )
     q_out = empty_heads(q) if q_out is None else q_out
-    WRITE.run((kv_cache, q_out, q, kv, slot_mapping), where, *numbers)
+    given = kv_cache, q_out, q, kv, slot_mapping
+    WRITE.run(given, where, *numbers)
+    WRITE.remember(key, given, where, *numbers)
     return q_out
 
 
@@ -266,7 +297,7 @@ def _check_last_column(scales: torch.Tensor) -> None:
             )
 
 
-def _prepared(
+def _given(
     name: str,
     x,
     cos,
@@ -281,7 +312,7 @@ def _prepared(
     weight_scale,
 ) -> tuple[Where, tuple]:
     """The place of the tokens of ``x``, and the numbers of `call.block_scales.QUANTIZE`."""
-    _no_transform(name)
+    check_untransformed(name)
     try:
         check_tensor("q", x, (3,), "[tokens, heads, head_dim]")
         where = located(
@@ -297,8 +328,3 @@ def _prepared(
         single("weight_scale", weight_scale),
     )
     return where, numbers
-
-
-def _no_transform(name: str) -> None:
-    if transformed():
-        raise NotImplementedError(f"{name}: transforms of torch.func and forward mode are unsupported")

@@ -7,7 +7,7 @@ import torch
 from ropelab.arguments import POSITION_DTYPES, check_tensor, integer, integers, warn
 from ropelab.call.angles import given_angles
 from ropelab.call.cached_keys import ROTATE, as_keys
-from ropelab.call.dispatcher import transformed
+from ropelab.call.dispatcher import check_untransformed
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.call.refusals import renamed
 from ropelab.call.where import located
@@ -90,35 +90,45 @@ def rotate_cached_keys(
             comes twice, or a delta is beyond the tables. On a GPU a delta beyond the tables gives NaN.
         NotImplementedError: the call is under a transform of torch.func or in forward mode.
     """
-    if transformed():
-        raise NotImplementedError("rotate_cached_keys: transforms of torch.func and forward mode are unsupported")
-    check_tensor(
-        "key_cache", key_cache, (3, 4), "[blocks, block_size, heads, head_dim] or [blocks, block_size, features]",
-        CACHE_DTYPES,
+    tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)
+    key, prepared = ROTATE.look_up(
+        (layout, frequencies is None, type(deltas)), (), (key_cache, k_scale_cache, slots), *tensors,
+        deltas if isinstance(deltas, torch.Tensor) else None, 0, axes, rotary_slice,
     )  # fmt: skip
-    check_tensor("slots", slots, (1,), "[slots]", POSITION_DTYPES)
-    cache = key_cache
-    if key_cache.ndim == 3:
-        cache = key_cache.unsqueeze(2)
-        if k_scale_cache is not None:
+    if prepared is None:
+        check_untransformed("rotate_cached_keys")
+        check_tensor(
+            "key_cache", key_cache, (3, 4), "[blocks, block_size, heads, head_dim] or [blocks, block_size, features]",
+            CACHE_DTYPES,
+        )  # fmt: skip
+        check_tensor("slots", slots, (1,), "[slots]", POSITION_DTYPES)
+        if key_cache.ndim == 3 and k_scale_cache is not None:
             check_tensor("k_scale_cache", k_scale_cache, (2,), "[blocks, block_size]", (torch.float32,))
-            k_scale_cache = k_scale_cache.unsqueeze(2)
+        if axes is not None:
+            axes = integers("axes", axes, at_least=0, below=MOST_FEATURES)
+        if isinstance(deltas, torch.Tensor):
+            ranks, shape = ((0, 1), "() or [slots]") if axes is None else ((0, 1, 2), "(), [axes] or [axes, slots]")
+            check_tensor("deltas", deltas, ranks, shape, POSITION_DTYPES)
+    given = key_cache, k_scale_cache, slots
+    if key_cache.ndim == 3:
+        given = key_cache.unsqueeze(2), None if k_scale_cache is None else k_scale_cache.unsqueeze(2), slots
     if not isinstance(deltas, torch.Tensor):
-        deltas = torch.full((), integer("deltas", deltas, -(2**63), 2**63), dtype=torch.int64, device=cache.device)
+        deltas = torch.full((), integer("deltas", deltas, -(2**63), 2**63), dtype=torch.int64, device=key_cache.device)
     if axes is None:
-        check_tensor("deltas", deltas, (0, 1), "() or [slots]", POSITION_DTYPES)
         positions = deltas.expand(1, len(deltas) if deltas.ndim else len(slots))
     else:
-        check_tensor("deltas", deltas, (0, 1, 2), "(), [axes] or [axes, slots]", POSITION_DTYPES)
-        axes = integers("axes", axes, at_least=0, below=MOST_FEATURES)
         along = deltas.expand(max(axes, default=0) + 1) if deltas.ndim == 0 else deltas
         positions = along if along.ndim == 2 else along[:, None].expand(-1, len(slots))
-    angles = given_angles(cos, sin, frequencies)
     try:
-        where = located(as_keys(cache, slots), angles, positions, 0, layout, None, "thd", rotary_slice, axes=axes)
-        ROTATE.run((cache, k_scale_cache, slots), where)
+        if prepared is not None:
+            prepared(given, *tensors, positions, 0)
+            return key_cache
+        angles = given_angles(cos, sin, frequencies)
+        where = located(as_keys(given[0], slots), angles, positions, 0, layout, None, "thd", rotary_slice, axes=axes)
+        ROTATE.run(given, where)
     except (TypeError, ValueError) as error:
         raise renamed(error, positions="deltas", q="key_cache") from error
+    ROTATE.remember(key, given, where)
     features = key_cache.shape[-1]
     if key_cache.ndim == 3 and rotary_slice is None and 2 * angles.columns == features:
         if not torch.compiler.is_compiling():

@@ -5,14 +5,15 @@ from typing import Any, Never
 import torch
 from torch.fx import Proxy
 
-from ropelab.arguments import check_device, dtype_name, flag, integer
+from ropelab.arguments import check_like, flag, integer
 from ropelab.autograd.latent_attention import differentiated, overwrite_tail
-from ropelab.autograd.rotation import check_untransformed
+from ropelab.autograd.rotation import check_untransformed, rotate_again
 from ropelab.autograd.rotation import differentiated as rotated
 from ropelab.call.angles import given_tables
 from ropelab.call.checks import INPLACE, check_fixed_tables
-from ropelab.call.latent_attention import check_tail
+from ropelab.call.latent_attention import ASSEMBLE, TURN_TAIL, check_tail
 from ropelab.call.memory import check_apart
+from ropelab.call.rotation import ROTATE
 from ropelab.call.traced import recorded
 from ropelab.call.where import Where, located
 from ropelab.foreign import hinted, unexpected
@@ -75,9 +76,7 @@ def assemble_mla(
     key, value = assemble_mla_kv(kv, k_pe, nope_dim, **where, copy_value=copy_value)
     if q.shape[:-1] != kv.shape[:-1]:
         raise ValueError(f"q: expected kv's shape {tuple(kv.shape[:-1])} but for the features, got {tuple(q.shape)}")
-    if q.dtype != kv.dtype:
-        raise TypeError(f"q: expected kv's dtype {dtype_name(kv.dtype)}, got {dtype_name(q.dtype)}")
-    check_device("q", q, kv, "kv")
+    check_like("q", q, kv, "kv")
     if inplace:
         check_apart({"q": q}, {"kv": kv, "k_pe": k_pe}, where=INPLACE)
     return rotate_mla_query(q, nope_dim, **where, inplace=inplace), key, value
@@ -133,13 +132,20 @@ def assemble_mla_kv(
         return recorded(assemble_mla_kv, locals())
     if foreign:
         raise unexpected(assemble_mla_kv, *foreign)
+    given, words, numbers = (kv, k_pe), (layout, out_layout, seq_format), (nope_dim, inverse, copy_value)
+    key, prepared = ASSEMBLE.look_up(words, numbers, given, cos, sin, positions, offsets)
+    if prepared is not None:
+        y, value = prepared(given, cos, sin, positions, offsets)
+        return y, kv[..., nope_dim:] if value is None else value
     nope_dim, copy_value = integer("nope_dim", nope_dim, at_least=0), flag("copy_value", copy_value)
     check_seq_format(seq_format)
     check_heads("k_pe", k_pe, seq_format)
     where = _where(
         k_pe, nope_dim, k_pe.shape[-1], cos, sin, layout, out_layout, seq_format, positions, offsets, inverse
     )
-    return differentiated(kv, k_pe, where, copy_value)
+    made = differentiated(kv, k_pe, where, copy_value)
+    ASSEMBLE.remember(key, given, where, copy_value)
+    return made
 
 
 @hinted
@@ -185,8 +191,19 @@ def rotate_mla_query(
         return recorded(rotate_mla_query, locals())
     if foreign:
         raise unexpected(rotate_mla_query, *foreign)
+    if type(inplace) is not bool:  # of NumPy
+        inplace = flag("inplace", inplace)
+    operation, given = (TURN_TAIL, (q,)) if inplace else (ROTATE, (q, None))
+    words, numbers = (layout, out_layout, seq_format), (nope_dim, inverse, consume)
+    key, prepared = operation.look_up(words, numbers, given, cos, sin, positions, offsets)
+    if prepared is not None:
+        if prepared.recorded:
+            check_fixed_tables(cos, sin)
+            return rotate_again(prepared, q, None, cos, sin, positions, offsets)
+        made = prepared(given, cos, sin, positions, offsets)
+        return q if inplace else made[0]
     nope_dim = integer("nope_dim", nope_dim, at_least=0)
-    inplace, consume = flag("inplace", inplace), flag("consume", consume)
+    consume = flag("consume", consume)
     if consume and not inplace:
         raise ValueError("consume: expected False without inplace, got True")
     check_seq_format(seq_format)
@@ -196,9 +213,12 @@ def rotate_mla_query(
         raise ValueError(f"nope_dim: expected an even number of the {q.shape[-1]} features behind it, got {nope_dim}")
     where = _where(q, nope_dim, rotary_dim, cos, sin, layout, out_layout, seq_format, positions, offsets, inverse)
     if inplace:
-        return overwrite_tail(q, where, consume)
-    check_tail(q, where)
-    return rotated(q, None, where, False)
+        y = overwrite_tail(q, where, consume)
+    else:
+        check_tail(q, where)
+        y = rotated(q, None, where, False)
+    operation.remember(key, given, where)
+    return y
 
 
 def _where(

@@ -8,11 +8,9 @@ import torch
 from ropelab.arguments import check_tensor, flag, single
 from ropelab.call.angles import given_angles
 from ropelab.call.checks import warn_of_accidents
-from ropelab.call.dispatcher import transformed
+from ropelab.call.dispatcher import check_untransformed
 from ropelab.call.memory import empty_heads
-from ropelab.call.paged_cache import Q_OUT, WRITE
-from ropelab.call.paged_cache_checks import CACHE_DTYPES
-from ropelab.call.refusals import renamed
+from ropelab.call.paged_cache import Q_OUT, WRITE, WRITE_LATENT
 from ropelab.call.where import located
 from ropelab.foreign import hinted, unexpected
 from ropelab.kernels import Norm
@@ -147,7 +145,7 @@ def rope_and_cache(
     if q_scale_out is not None or k_scale_cache is not None:
         check_seq_format(seq_format)
         check_heads("q", q, seq_format)
-        made = made_scales(q.shape[:-1], value_cache, v_scale, *made)
+        made = made_scales(q.ndim - 1, value_cache, v_scale, *made)
     given = [
         key_cache, value_cache, q_out, k_out, v_out, q_nope_out, *made, q, k, v, q_nope, slot_mapping, q_weight,
         k_weight, q_scale, k_scale, v_scale,
@@ -159,8 +157,7 @@ def rope_and_cache(
         given[Q_OUT] = q_out = empty_heads(q) if q_out is None else q_out
         prepared(given, *tensors, positions, offsets)
         return q_out
-    if transformed():
-        raise NotImplementedError("rope_and_cache: transforms of torch.func and forward mode are unsupported")
+    check_untransformed("rope_and_cache")
     check_seq_format(seq_format)
     check_heads("q", q, seq_format)
     angles = given_angles(cos, sin, frequencies)
@@ -232,47 +229,38 @@ def mla_rope_and_cache(
     """
     if foreign:
         raise unexpected(mla_rope_and_cache, *foreign)
-    check_tensor("q_pe", q_pe, (3,), "[tokens, heads, rotary_dim]")
-    check_tensor("k_pe", k_pe, (2, 3), "[tokens, rotary_dim] or [tokens, 1, rotary_dim]")
-    check_tensor("kv_c", kv_c, (2,), "[tokens, latent_dim]")
-    latent, rotary_dim = kv_c.shape[1], k_pe.shape[-1]
-    check_tensor("kv_cache", kv_cache, (3,), f"[blocks, block_size, {latent + rotary_dim}]", CACHE_DTYPES)
-    if kv_cache.shape[2] != latent + rotary_dim:
-        raise ValueError(
-            f"kv_cache: expected shape [blocks, block_size, {latent + rotary_dim}], got {tuple(kv_cache.shape)}"
-        )
-    entries = kv_cache.unsqueeze(2)
-    value_cache, key_cache = entries[..., :latent], entries[..., latent:]
-    k = k_pe.unsqueeze(1) if k_pe.ndim == 2 else k_pe
-    if k_out is not None:
-        check_tensor("k_out", k_out, (2, 3), "the shape of k_pe")
-        k_out = k if k_out is k_pe else k_out.unsqueeze(1) if k_out.ndim == 2 else k_out
-    if kv_scale_cache is not None:
-        check_tensor("kv_scale_cache", kv_scale_cache, (2,), "[blocks, block_size]", (torch.float32,))
-        kv_scale_cache = kv_scale_cache.unsqueeze(2)
-    try:
-        return rope_and_cache(
-            q_pe, k, kv_c.unsqueeze(1), key_cache, value_cache, slot_mapping, cos=cos, sin=sin, frequencies=frequencies,
-            layout=layout, positions=positions, axes=axes, offsets=offsets, q_out=q_out, k_out=k_out,
-            q_nope=q_nope, q_nope_out=q_nope_out, q_scale=q_scale, k_scale=kv_scale, v_scale=kv_scale,
-            q_scale_out=q_scale_out, k_scale_cache=kv_scale_cache, v_scale_cache=kv_scale_cache,
-        )  # fmt: skip
-    except (TypeError, ValueError) as error:
-        words = {"q": "q_pe", "k": "k_pe", "v": "kv_c", "k_scale": "kv_scale", "v_scale": "kv_scale"}
-        words |= {"k_scale_cache": "kv_scale_cache", "v_scale_cache": "kv_scale_cache"}
-        raise renamed(error, **words, key_cache="kv_cache", value_cache="kv_cache") from error
+    given = (
+        kv_cache, q_out, k_out, q_nope_out, q_scale_out, kv_scale_cache, q_pe, k_pe, kv_c, q_nope, slot_mapping,
+        q_scale, kv_scale,
+    )  # fmt: skip
+    tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)
+    key, prepared = WRITE_LATENT.look_up((layout, frequencies is None), (), given, *tensors, positions, offsets, axes)
+    if prepared is None:
+        check_untransformed("mla_rope_and_cache")
+        check_tensor("q_pe", q_pe, (3,), "[tokens, heads, rotary_dim]")
+        angles = given_angles(cos, sin, frequencies)
+        where = located(q_pe, angles, positions, offsets, layout, None, "thd", None, axes=axes)
+    q_out = empty_heads(q_pe) if q_out is None else q_out
+    given = kv_cache, q_out, *given[2:]
+    if prepared is not None:
+        prepared(given, *tensors, positions, offsets)
+        return q_out
+    WRITE_LATENT.run(given, where)
+    WRITE_LATENT.remember(key, given, where)
+    warn_of_accidents(q_pe, where)
+    return q_out
 
 
 def made_scales(
-    heads: Sequence[int], value_cache, v_scale, q_scale_out, k_scale_cache, v_scale_cache
+    rank: int, value_cache, v_scale, q_scale_out, k_scale_cache, v_scale_cache
 ) -> tuple[torch.Tensor | None, ...]:
     """The tensors for made scales as `CacheTensors` has them: those of q as heads of one feature.
 
     Args:
-        heads: the shape of q without the features.
+        rank: the number of axes of q without the features.
     """
     if q_scale_out is not None:
-        check_tensor("q_scale_out", q_scale_out, (len(heads),), "of q without the features", (torch.float32,))
+        check_tensor("q_scale_out", q_scale_out, (rank,), "of q without the features", (torch.float32,))
         q_scale_out = q_scale_out.unsqueeze(-1)
     if k_scale_cache is not None and v_scale is None and getattr(value_cache, "dtype", None) in FLOAT8_DTYPES:
         check_tensor("k_scale_cache", k_scale_cache, (3,), "[blocks, block_size, heads]", (torch.float32,))

@@ -6,29 +6,19 @@ from typing import Any, Literal, Never
 import torch
 from torch.fx import Proxy
 
-from ropelab.arguments import choice, integer, sequence, single, tensor
+from ropelab.arguments import check_tensor, choice, integer, sequence, single, tensor
 from ropelab.autograd.projection import differentiated, project_again
 from ropelab.call.angles import Tables, given_angles
 from ropelab.call.checks import check_fixed_tables, check_no_grad
-from ropelab.call.dispatcher import transformed, watched
+from ropelab.call.dispatcher import check_untransformed
 from ropelab.call.memory import check_apart
-from ropelab.call.projection import (
-    KERNEL,
-    Call,
-    aligned,
-    check_served,
-    dispatched,
-    heads_of_arguments,
-    product,
-    remember,
-    run_again,
-    three,
-)
-from ropelab.call.projection_cache import INTO_CACHE, run_into_cache
+from ropelab.call.projection import PROJECT, Call, check_served, dispatched, factors, heads_of, product, three
+from ropelab.call.projection_cache import INTO_CACHE
 from ropelab.call.projection_paths import PATHS, Path
 from ropelab.call.traced import recorded
 from ropelab.call.where import located
 from ropelab.foreign import hinted, unexpected
+from ropelab.kernels import Norm
 from ropelab.layout.pairing import Layout
 from ropelab.layout.seq_format import SeqFormat
 from ropelab.paged_cache import given_norm, made_scales, rope_and_cache
@@ -111,27 +101,26 @@ def qkv_rope(
         return recorded(qkv_rope, locals())
     if foreign:
         raise unexpected(qkv_rope, *foreign)
-    norms, key, prepared = (q_weight, k_weight), None, None
-    if not (watched() or torch._C._is_any_autocast_enabled()):
-        words, numbers = (layout, seq_format, path, frequencies is None), (q_heads, k_heads, eps, aligned(x, weight))
-        tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)
-        given = x, weight, bias, *norms
-        key, prepared = KERNEL.look_up(words, numbers, given, *tensors, positions, offsets, axes, rotary_slice)
-        if prepared is not None:
-            if prepared.recorded:
-                return project_again(prepared, x, weight, bias, norms, *tensors, positions, offsets)
-            q, k, v, _ = run_again(prepared, x, weight, bias, norms, *tensors, positions, offsets)
-            return q, k, v
-    x, weights, biases = _given(x, weight, bias)
+    words, numbers = (layout, seq_format, path, frequencies is None, type(weight), type(bias)), (q_heads, k_heads, eps)
+    tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)
+    given = x, *_parts(weight), *_parts(bias), q_weight, k_weight
+    key, prepared = PROJECT.look_up(words, numbers, given, *tensors, positions, offsets, axes, rotary_slice)
+    if prepared is not None:
+        if prepared.recorded:
+            return project_again(prepared, given, *tensors, positions, offsets)
+        return prepared(given, *tensors, positions, offsets)[:3]
+    given = *_given(x, weight, bias), q_weight, k_weight
     q_heads, k_heads = integer("q_heads", q_heads, at_least=1), integer("k_heads", k_heads, at_least=1)
-    call = Call(q_heads, k_heads, single("eps", eps, at_least=0), False, choice("path", path, PATHS))
+    norm, path = Norm(single("eps", eps, at_least=0)), choice("path", path, PATHS)
+    call = Call(q_heads, k_heads, None if q_weight is None and k_weight is None else norm, path)
     angles = given_angles(cos, sin, frequencies)
     if isinstance(angles, Tables):
         check_fixed_tables(angles.cos, angles.sin)
-    tokens = _tokens(offsets, x, weights, biases, q_heads, k_heads, seq_format)
+    tokens = _tokens(offsets, given, call, seq_format)
     where = located(tokens, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
-    made = differentiated(x, weights, biases, norms, where, call)
-    remember(key, x, weights, biases, norms, where, call)
+    made = differentiated(given, where, call)
+    keep = key is not None and key[1] and call.norm is not None  # what autograd recorded
+    PROJECT.remember(key, given, where, call._replace(keep=keep))
     return made
 
 
@@ -200,40 +189,44 @@ def qkv_rope_and_cache(
     """
     if foreign:
         raise unexpected(qkv_rope_and_cache, *foreign)
+    words = layout, seq_format, path, frequencies is None, type(weight), type(bias)
+    tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)
     outputs: dict[str, Any] = {"q_out": q_out, "k_out": k_out, "v_out": v_out, "q_nope_out": q_nope_out}
     made: dict[str, Any] = {"q_scale_out": q_scale_out, "k_scale_cache": k_scale_cache, "v_scale_cache": v_scale_cache}
-    written, rest = (key_cache, value_cache, *outputs.values()), (q_weight, k_weight, q_scale, k_scale, v_scale)
-    key = None
-    if not (watched() or torch._C._is_any_autocast_enabled()) and q_scale_out is None and k_scale_cache is None:
-        words, tensors = (layout, seq_format, path, frequencies is None), (cos, sin)
-        if frequencies is not None:
-            tensors = frequencies, sin if cos is None else cos
-        numbers = q_heads, k_heads, eps, weight_offset, norm_first, aligned(x, weight)
-        known = *written, *made.values(), x, weight, None, None, bias, None, None, q_nope, slot_mapping, *rest
-        key, prepared = INTO_CACHE.look_up(words, numbers, known, *tensors, positions, offsets, axes, rotary_slice)
-        if prepared is not None:
-            return prepared(known, *tensors, positions, offsets)[0]
-    if transformed():
-        raise NotImplementedError("qkv_rope_and_cache: transforms of torch.func and forward mode are unsupported")
-    given, (x, weights, biases) = x, _given(x, weight, bias)
-    q_heads, k_heads = integer("q_heads", q_heads, at_least=1), integer("k_heads", k_heads, at_least=1)
-    path = choice("path", path, PATHS[:3])
-    through = dispatched(x, weights[0])
-    if through or x is not given:
-        named = {"key_cache": key_cache, "value_cache": value_cache, **outputs, **made}
-        _check_apart(named, x=given, weight=weight, bias=bias)
+    scales_out: tuple = (q_scale_out, k_scale_cache, v_scale_cache)
+    if q_scale_out is not None or k_scale_cache is not None:
+        check_tensor("x", x, (2, 3), "[T, K], [B, S, K] or [S, B, K]")
+        scales_out = made_scales(x.ndim, value_cache, v_scale, *scales_out)
+    written = key_cache, value_cache, *outputs.values(), *scales_out
+    rest = q_nope, slot_mapping, q_weight, k_weight, q_scale, k_scale, v_scale
+    given = *written, x, *_parts(weight), *_parts(bias), *rest
+    numbers = q_heads, k_heads, eps, weight_offset, norm_first
+    key, prepared = INTO_CACHE.look_up(words, numbers, given, *tensors, positions, offsets, axes, rotary_slice)
+    if prepared is not None:
+        return prepared(given, *tensors, positions, offsets)[0]
+    check_untransformed("qkv_rope_and_cache")
+    multiplied = _given(x, weight, bias)
+    call = Call(
+        integer("q_heads", q_heads, at_least=1), integer("k_heads", k_heads, at_least=1),
+        given_norm(q_weight, k_weight, eps, weight_offset, norm_first), choice("path", path, PATHS[:3]),
+    )  # fmt: skip
+    through = dispatched(*multiplied[:2])
+    if through or multiplied[0] is not x:
+        _check_apart(
+            {"key_cache": key_cache, "value_cache": value_cache, **outputs, **made}, x=x, weight=weight, bias=bias
+        )
     if not through:
-        norm = given_norm(q_weight, k_weight, eps, weight_offset, norm_first)
-        angles = given_angles(cos, sin, frequencies)
-        tokens = _tokens(offsets, x, weights, biases, q_heads, k_heads, seq_format)
+        given = *written, *multiplied, *rest
+        tokens, angles = _tokens(offsets, multiplied, call, seq_format), given_angles(cos, sin, frequencies)
         where = located(tokens, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
-        scales_out = made_scales((*tensor("x", x).shape[:-1], q_heads), value_cache, v_scale, *made.values())
-        call = (*written, *scales_out, x, *three(weights), *three(biases), q_nope, slot_mapping, *rest)
-        return run_into_cache(call, where, q_heads, k_heads, norm, path, key)
-    heads = heads_of_arguments(x, weights, biases, q_heads, k_heads, seq_format)
+        check_no_grad(INTO_CACHE.names, given, where)
+        made_q = INTO_CACHE(given, where, call)[0]
+        INTO_CACHE.remember(key, given, where, call)
+        return made_q
+    heads, (_, weights, biases) = heads_of(multiplied, call, seq_format), factors(multiplied)
     check_no_grad(("x", *["weight"] * len(weights), *["bias"] * len(biases)), (x, *weights, *biases))
     check_served(path)
-    q, k, v = heads.split(product(x, weights, biases, plain=False))
+    q, k, v = heads.split(product(*factors(multiplied), plain=False))
     return rope_and_cache(
         q, k, v, key_cache, value_cache, slot_mapping, cos=cos, sin=sin, frequencies=frequencies, q_weight=q_weight,
         k_weight=k_weight, eps=eps, weight_offset=weight_offset, norm_first=norm_first, layout=layout,
@@ -242,12 +235,17 @@ def qkv_rope_and_cache(
     )  # fmt: skip
 
 
-def _tokens(offsets, x, *given):
-    """x, of the rank of q where `located` looks at it; ``given`` are the further arguments of `heads_of_arguments`."""
+def _tokens(offsets, given, call: Call, seq_format: str) -> torch.Tensor:
+    """x, of the rank of q where `located` looks at it."""
     if isinstance(offsets, torch.Tensor) or integer("offsets", offsets) >= 0:
-        return x
-    heads_of_arguments(x, *given)
-    return x.unsqueeze(-1)
+        return given[0]
+    heads_of(given, call, seq_format)
+    return given[0].unsqueeze(-1)
+
+
+def _parts(weight: Weight | None) -> Sequence:
+    """The tensors that a caller gave, as `three`."""
+    return three(weight) if isinstance(weight, (tuple, list)) else (weight, None, None)
 
 
 def _check_apart(written: dict[str, torch.Tensor | None], **read: Any) -> None:
@@ -263,26 +261,28 @@ _AUTOCAST = tuple(kind for kind in ("cpu", "cuda", "mps", "xpu", "hpu") if torch
 """The devices with autocast, found once, because torch.compile of torch 2.11 cannot ask for them."""
 
 
-def _given(x, weight, bias):
-    """x, the weights and the biases in the dtype of autocast."""
+def _given(x, weight, bias) -> tuple:
+    """The tensors of `factors`, in the dtype of autocast."""
     if isinstance(weight, torch.nn.Linear):
         raise TypeError("weight: expected a tensor or three, got Linear (pass linear.weight, and linear.bias as bias)")
     weights = (weight,) if isinstance(weight, torch.Tensor) else _three("weight", weight)
     biases = () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else _three("bias", bias)
     if biases and len(biases) != len(weights):
         raise ValueError(f"bias: expected as many tensors as of weight, {len(weights)}, got {len(biases)}")
-    kind = x.device.type if isinstance(x, torch.Tensor) else "meta"
-    if kind in _AUTOCAST and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        x, *rest = (_narrow(t, dtype) for t in (x, *weights, *biases))
-        weights, biases = tuple(rest[: len(weights)]), tuple(rest[len(weights) :])
-    return x, weights, biases
+    kind, tensors = x.device.type if isinstance(x, torch.Tensor) else "meta", (x, *three(weights), *three(biases))
+    if kind not in _AUTOCAST or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(_narrow(t, dtype) for t in tensors)
 
 
 def _three(name: str, tensors) -> tuple[torch.Tensor, ...]:
     found = sequence(name, tensors)
     if len(found) != 3:
         raise ValueError(f"{name}: expected a tensor, or the three tensors of q, k and v, got {len(found)}")
+    for i, x in enumerate(found):
+        if not isinstance(x, torch.Tensor):
+            tensor(f"{name}[{i}]", x)
     return found
 
 

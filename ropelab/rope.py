@@ -154,7 +154,9 @@ def apply_rope(
         return recorded(apply_rope, locals())
     if foreign or more:
         raise unexpected(apply_rope, *foreign) if foreign else by_position(apply_rope, 2 + len(more))
-    operation, given = ROTATE_IN_PLACE if inplace is True else ROTATE, (q, k)
+    if type(inplace) is not bool:  # of NumPy
+        inplace = flag("inplace", inplace)
+    operation, given = ROTATE_IN_PLACE if inplace else ROTATE, (q, k)
     words, flags = (layout, out_layout, seq_format, frequencies is None), (inverse, inplace)
     tensors = (cos, sin) if frequencies is None else (frequencies, sin if cos is None else cos)
     key, prepared = operation.look_up(words, flags, given, *tensors, positions, offsets, axes, rotary_slice)
@@ -163,7 +165,7 @@ def apply_rope(
             return rotate_again(prepared, q, k, *tensors, positions, offsets)
         ys = prepared(given, *tensors, positions, offsets)
         return ys[0] if k is None else ys
-    inverse, inplace = flag("inverse", inverse), flag("inplace", inplace)
+    inverse = flag("inverse", inverse)
     angles = given_angles(cos, sin, frequencies)
     where = located(q, angles, positions, offsets, layout, out_layout, seq_format, rotary_slice, inverse, axes)
     ys = differentiated(q, k, where, inplace)

@@ -20,17 +20,16 @@ from ropelab.autograd import qk_norm, rotation
 from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
 from ropelab.call.checks import check_fixed_tables, check_recordable
 from ropelab.call.dispatcher import transformed
-from ropelab.call.operation import Prepared
+from ropelab.call.operation import Prepared, Tensors
 from ropelab.call.projection import (
+    PROJECT,
     Call,
     Heads,
-    Norms,
-    Tensors,
-    check_projection,
+    check_call,
     check_served,
-    heads_of_arguments,
+    factors,
+    heads_of,
     product,
-    run_again,
     run_gradient,
     run_projection,
     three,
@@ -38,24 +37,22 @@ from ropelab.call.projection import (
 from ropelab.call.where import Where
 
 
-def differentiated(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call):
+def differentiated(given: Tensors, where: Where, call: Call):
     """q, k and v; autograd records the step where a caller differentiates it."""
     if transformed():
-        return _composed(x, weights, biases, norms, where, call)
-    if not rotation.needs_autograd(x, *weights, *biases, *norms):
-        return run_projection(x, weights, biases, norms, where, call)[:3]
-    return _record(x, *three(weights), *three(biases), *norms, *where.flat, call, None)
+        return _composed(given, where, call)
+    if not rotation.needs_autograd(*given):
+        return run_projection(given, where, call)[:3]
+    return _record(*given, *where.flat, call, None)
 
 
-def project_again(prepared: Prepared, x, weight, bias, norms: Norms, cos, sin, positions, offsets):
-    """`differentiated` with one weight, as `Operation.look_up` found it, where autograd records."""
+def project_again(prepared: Prepared, given: Tensors, cos, sin, positions, offsets):
+    """`differentiated`, as `Operation.look_up` found it, where autograd records."""
     if type(offsets) is not int:
         positions, offsets = offsets, 0
-    if cos.requires_grad or (sin is not None and sin.requires_grad):
+    if sin is not None:
         check_fixed_tables(cos, sin)
-    (call,) = prepared.numbers
-    given = x, weight, None, None, bias, None, None, *norms
-    return _record(*given, cos, sin, positions, offsets, prepared.options, call, prepared)
+    return _record(*given, cos, sin, positions, offsets, prepared.options, *prepared.numbers, prepared)
 
 
 def _record(*arguments):
@@ -63,21 +60,21 @@ def _record(*arguments):
         return _Projection.apply(*arguments)
     except RuntimeError:  # autograd saves no inference tensor, but its message names no argument
         if not torch.compiler.is_compiling():
-            x, w0, w1, w2, _, _, _, q_weight, k_weight, cos, sin, positions, *_ = arguments
-            named = {"weight": w0, "weight[1]": w1, "weight[2]": w2, "q_weight": q_weight, "k_weight": k_weight}
-            check_recordable(x=x, **named, cos=cos, sin=sin, positions=positions)
+            given, (cos, sin, positions, *_) = dict(zip(PROJECT.names, arguments, strict=False)), arguments[9:]
+            saved = {name: x for name, x in given.items() if not name.startswith("bias")}
+            check_recordable(**saved, cos=cos, sin=sin, positions=positions)
         raise
 
 
-def _composed(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call):
+def _composed(given: Tensors, where: Where, call: Call):
     """Project in torch operations, and rotate, for torch.func and forward mode."""
-    heads = heads_of_arguments(x, weights, biases, call.q_heads, call.k_heads, where.options.seq_format)
-    check_projection(x, norms, where, heads)
+    check_call(given, where, call)
     check_served(call.path)
-    q, k, v = heads.split(product(x, weights, biases, plain=False))
-    if norms[0] is None:
+    heads = heads_of(given, call, where.options.seq_format)
+    q, k, v = heads.split(product(*factors(given), plain=False))
+    if call.norm is None:
         return *rotation.differentiated(q, k, where, False), v
-    return *qk_norm.composed(q, k, *norms, where, call.eps), v
+    return *qk_norm.composed(q, k, given[7], given[8], where, call.norm.eps), v
 
 
 class _Projection(torch.autograd.Function):
@@ -85,16 +82,17 @@ class _Projection(torch.autograd.Function):
     def forward(
         ctx, x, w0, w1, w2, b0, b1, b2, q_weight, k_weight, cos, sin, positions, first_position, options, call, prepared
     ):
-        norms, normed = (q_weight, k_weight), q_weight is not None
+        given, normed = (x, w0, w1, w2, b0, b1, b2, q_weight, k_weight), call.norm is not None
         if prepared is None:
-            weights, biases = _present(w0, w1, w2), _present(b0, b1, b2)
             where = Where.of(cos, sin, positions, first_position, options)
-            q, k, v, y = run_projection(x, weights, biases, norms, where, call._replace(keep=normed))
+            q, k, v, y = run_projection(given, where, call._replace(keep=normed))
         else:
-            q, k, v, y = run_again(prepared, x, w0, b0, norms, cos, sin, positions, first_position)
+            q, k, v, y = prepared(given, cos, sin, positions, first_position)
         kept = x if normed or any(ctx.needs_input_grad[1:4]) else None
-        ctx.save_for_backward(kept, w0, w1, w2, *norms, cos, sin, positions, y.flatten(-2) if normed else None)
-        ctx.first_position, ctx.options, ctx.eps = first_position, options, call.eps
+        ctx.save_for_backward(
+            kept, w0, w1, w2, q_weight, k_weight, cos, sin, positions, y.flatten(-2) if normed else None
+        )
+        ctx.first_position, ctx.options, ctx.eps = first_position, options, call.norm.eps if normed else 0.0
         ctx.heads = Heads(q.shape[-2], k.shape[-2], q.shape[-1])
         return q, k, v
 
@@ -127,7 +125,7 @@ def _gradients(ctx, grads: tuple[Any, Any, Any], needed: Sequence[bool]) -> list
 
 
 def _recorded(
-    x, weights: Tensors, qkv, norms: Norms, grads: tuple[Any, Any, Any], where: Where, heads: Heads, eps: float
+    x, weights: Tensors, qkv, norms: Tensors, grads: tuple[Any, Any, Any], where: Where, heads: Heads, eps: float
 ):
     """`run_gradient` in operations that autograd and torch.func can differentiate or, with a norm, refuse to."""
     q_grad, k_grad, v_grad = grads

@@ -2,7 +2,7 @@
 
 import torch
 
-from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor
+from ropelab.arguments import DTYPES, POSITION_DTYPES, check_device, check_shape, check_tensor
 from ropelab.call.checks import check_places, check_rope_arguments
 from ropelab.call.operation import Operation, Tensors
 from ropelab.call.paged_cache_checks import check_adjacent, check_slots
@@ -48,16 +48,10 @@ def _check_quantize(given: Tensors, where: Where, block_dim: int, *numbers: floa
                     f"got {scales} scales in int32"
                 )
             scales //= PACKED
-        if t.scales.shape != (tokens, groups, scales):
-            raise ValueError(f"scales: expected shape {(tokens, groups, scales)}, got {tuple(t.scales.shape)}")
-        check_device("scales", t.scales, t.x)
+        check_shape("scales", t.scales, (tokens, groups, scales), t.x, dtypes=SCALE_DTYPES)
     for name, x in (("weights", t.weights), ("weights_out", t.weights_out)):
         if x is not None:
-            dtypes = () if name == "weights" else ((torch.float32,),)
-            check_tensor(name, x, (2,), "[tokens, heads]", *dtypes)
-            if x.shape != (tokens, heads):
-                raise ValueError(f"{name}: expected shape {(tokens, heads)}, got {tuple(x.shape)}")
-            check_device(name, x, t.x)
+            check_shape(name, x, (tokens, heads), t.x, dtypes=DTYPES if name == "weights" else (torch.float32,))
 
 
 def _check_write(given: Tensors, where: Where, norm_eps: float, block_size: int, block_dim: int) -> None:
@@ -66,14 +60,8 @@ def _check_write(given: Tensors, where: Where, norm_eps: float, block_size: int,
     tokens, _, head_dim = t.q.shape
     _check_pairs(where, head_dim)
     check_tensor("q", t.q, (3,), "[tokens, heads, head_dim]", (torch.bfloat16, torch.float16))
-    check_tensor("kv", t.kv, (2,), "[tokens, head_dim]", (t.q.dtype,))
-    if t.kv.shape != (tokens, head_dim):
-        raise ValueError(f"kv: expected shape {(tokens, head_dim)}, got {tuple(t.kv.shape)}")
-    check_device("kv", t.kv, t.q)
-    check_tensor("q_out", t.q_out, (3,), "[tokens, heads, head_dim]", (t.q.dtype,))
-    if t.q_out.shape != t.q.shape:
-        raise ValueError(f"q_out: expected shape {tuple(t.q.shape)}, got {tuple(t.q_out.shape)}")
-    check_device("q_out", t.q_out, t.q)
+    check_shape("kv", t.kv, (tokens, head_dim), t.q, dtypes=(t.q.dtype,))
+    check_shape("q_out", t.q_out, t.q.shape, t.q, dtypes=(t.q.dtype,))
     check_adjacent("q_out", t.q_out)
     first, end = where.options.slice(where.angles.columns)
     if end != head_dim:

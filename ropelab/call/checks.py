@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor, dtype_name, integers, warn
+from ropelab.arguments import POSITION_DTYPES, check_device, check_dtype, check_like, check_tensor, integers, warn
 from ropelab.call.angles import Angles, Frequencies, Tables
 from ropelab.call.memory import Named, check_disjoint
 from ropelab.call.where import Options, Where
@@ -246,9 +246,7 @@ def _check_ranks(tables: Tables, options: Options) -> None:
 
 
 def _check_key(q: torch.Tensor, k: torch.Tensor, q_shape: torch.Size, k_shape: torch.Size, seq_format: str) -> None:
-    if k.dtype != q.dtype:
-        raise TypeError(f"k: expected q's dtype {dtype_name(q.dtype)}, got {dtype_name(k.dtype)}")
-    check_device("k", k, q)
+    check_like("k", k, q)
     for axis, what in ((0, "batch size"), (1, "sequence length"), (3, "head_dim")):
         if k_shape[axis] != q_shape[axis]:
             hint = likely_swapped(q, k, seq_format)
@@ -261,8 +259,7 @@ def _check_tables(q: torch.Tensor, shape: torch.Size, cos: torch.Tensor, sin: to
     check_device("sin", sin, q)
     if sin.shape != cos.shape:
         raise ValueError(f"sin: expected cos's shape {tuple(cos.shape)}, got {tuple(sin.shape)}")
-    if sin.dtype != cos.dtype:
-        raise TypeError(f"sin: expected cos's dtype {dtype_name(cos.dtype)}, got {dtype_name(sin.dtype)}")
+    check_dtype("sin", sin, cos, "cos")
     if cos.ndim == 3 and cos.shape[0] not in (1, batch):
         raise ValueError(f"cos: expected tables for each of {batch} sequences or for all, got {cos.shape[0]} tables")
     if options.rotary_slice is None:

@@ -16,6 +16,12 @@ def transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
+def check_untransformed(name: str) -> None:
+    """Raise NotImplementedError under a transform of torch.func or in forward mode, for a function without them."""
+    if transformed():
+        raise NotImplementedError(f"{name}: transforms of torch.func and forward mode are unsupported")
+
+
 def watched() -> bool:
     """Whether a compiler, a transform, forward mode or a dispatch mode sees the operations of a call."""
     return (

@@ -6,7 +6,7 @@ features that do.
 
 import torch
 
-from ropelab.arguments import dtype_name
+from ropelab.arguments import check_like
 from ropelab.call.checks import INPLACE, check_rope_arguments
 from ropelab.call.operation import Operation
 from ropelab.call.where import Options, Where
@@ -42,10 +42,7 @@ def check_latent_arguments(given, where: Where, copy_value: bool = True) -> None
         raise ValueError(f"k_pe: expected shape {(*heads, end - first)}, with one head, got {tuple(k_pe.shape)}")
     if kv.shape[-1] <= first:
         raise ValueError(f"kv: expected more than nope_dim = {first} features in a head, got {kv.shape[-1]}")
-    if k_pe.dtype != kv.dtype:
-        raise TypeError(f"k_pe: expected kv's dtype {dtype_name(kv.dtype)}, got {dtype_name(k_pe.dtype)}")
-    if k_pe.device != kv.device:
-        raise ValueError(f"k_pe: expected kv's device {kv.device}, got {k_pe.device}")
+    check_like("k_pe", k_pe, kv, "kv")
 
 
 def _make_heads(given, options: Options, copy_value: bool) -> list[torch.Tensor | None]:

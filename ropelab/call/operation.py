@@ -41,7 +41,7 @@ class Prepared:
     """What calls with the same key share.
 
     Attributes:
-        launch: ``launch(tensors, first_position, table_rows)``.
+        launch: ``launch(tensors, first_position, table_rows)``; it may make the results itself.
         check_memory: the `DisjointCheck` of a call that writes, else None.
         seq_len: the tokens of a sequence.
         operation, options, numbers: what is called.
@@ -52,10 +52,10 @@ class Prepared:
     launch: Callable[[Tensors, int, int], Any]
     check_memory: Any
     seq_len: int
-    operation: Any = None
-    options: Any = None
-    numbers: tuple = ()
-    on_host: bool = False
+    operation: Any
+    options: Options
+    numbers: tuple
+    on_host: bool
     recorded: bool = False
     at: Any = field(init=False)
     """``at(addresses, tensors, first_position, table_rows)``, the launch where the addresses are known; or None."""
@@ -92,15 +92,8 @@ class Prepared:
         if written:
             self.check_memory(addresses, *given, cos, sin, positions)
             increment_version(written)  # autograd does not see a kernel write; a function that saved a tensor must fail
-        if at is None:
-            self.launch(tensors, offsets, rows)
-        else:
-            at(addresses, tensors, offsets, rows)
-        return made
-
-
-REFUSED = Prepared(lambda tensors, first_position, table_rows: None, None, 0)
-"""What the key of calls keeps that the kernel does not serve."""
+        done = self.launch(tensors, offsets, rows) if at is None else at(addresses, tensors, offsets, rows)
+        return made or done
 
 
 PreparedCalls: TypeAlias = Remembered[Hashable, Prepared]
@@ -118,7 +111,8 @@ class Operation:
 
     Attributes:
         module, step: the operation of `backends.backend`, and the function of its modules.
-        tensors: the tuple that the function takes: given and made tensors, the tables, and the positions.
+        tensors: the tuple that the function takes: given and made tensors, the tables, and the positions; or a function
+            that makes it of them.
         names: the names of the given tensors in messages.
         check: ``check(given, where, *numbers)`` raises TypeError or ValueError for arguments that the kernels cannot
             serve. It looks at everything but the contents of tensors.
@@ -133,6 +127,8 @@ class Operation:
             the first two that are only read.
         records: its caller lets autograd record a call that `look_up` finds.
         checks_addresses: ``check_contents`` looks at addresses as well, so calls on a GPU make it, too.
+        multiplies: the first two tensors that are only read are factors: `torch.autocast` may convert them, and a
+            kernel can move blocks of both where they begin at multiples of 16 bytes.
     """
 
     module: str
@@ -149,6 +145,7 @@ class Operation:
     heads: tuple[int, ...] = ()
     records: bool = False
     checks_addresses: bool = False
+    multiplies: bool = False
     dispatched: Callable[..., Any] = field(init=False, repr=False)
     """The operator of PyTorch's dispatcher that `operator` made."""
 
@@ -175,7 +172,7 @@ class Operation:
         Args:
             words, numbers: the arguments that are strings, and the numbers and flags, of which equal ones may be wrong.
         """
-        if watched():
+        if watched() or (self.multiplies and torch._C._is_any_autocast_enabled()):
             return None, None
         if type(offsets) is not int:
             if positions is not None:
@@ -197,7 +194,7 @@ class Operation:
                 self, recorded, forced_backend(), words, axes, rotary_slice,
                 numbers, *map(type, numbers), type(offsets),
                 *(() if axes is None else map(type, axes)), *(() if rotary_slice is None else map(type, rotary_slice)),
-                *properties(tensors),
+                *self._properties(tensors),
             )  # fmt: skip
             return key, prepared_calls.get(key)
         except _WITHOUT_KEY:
@@ -214,13 +211,23 @@ class Operation:
         try:
             rows = angles.position_count if self.writes else 0
             return (
-                self, options, numbers, forced_backend(), rows, angles.key(), *properties((*given, positions))
+                self, options, numbers, forced_backend(), rows, angles.key(), *self._properties((*given, positions))
             )  # fmt: skip
         except _WITHOUT_KEY:
             return None
 
+    def _properties(self, tensors: Tensors) -> list:
+        """What the checks and the launch of a call depend on, beside the contents and addresses of tensors."""
+        found: list = [
+            None if x is None else (type(x), x.shape, x.stride(), x.dtype, x.device, x.layout) for x in tensors
+        ]
+        if self.multiplies:
+            i = self.writes
+            found.append((tensors[i].data_ptr() | tensors[i + 1].data_ptr()) % 16 == 0)
+        return found
+
     def __call__(self, given: Tensors, where: Where, *numbers: Hashable) -> Any:
-        """Execute the operation on plain tensors, and return what it makes; or None where no kernel serves the call."""
+        """Execute the operation on plain tensors, and return what it makes."""
         angles, positions, first_position, _ = where
         key, prepared = self._key(given, where, numbers), None
         try:
@@ -231,7 +238,7 @@ class Operation:
             if prepared is None:
                 prepared = self._prepared(given, where, numbers)
                 prepared_calls.keep(key, prepared)
-            return None if prepared is REFUSED else prepared(given, *angles.tensors, positions, first_position)
+            return prepared(given, *angles.tensors, positions, first_position)
         except RuntimeError:  # a tensor without memory, where others had prepared the call
             self.check_plain(given, where)
             raise
@@ -246,7 +253,7 @@ class Operation:
             check_no_grad(self.names, given, where)
         i, j = self.heads[0], self.heads[-1]
         if not must_dispatch(given[i], given[j], (self.names[i], self.names[j])):
-            return tuple([x for x in self(given, where, *numbers) if x is not None])
+            return tuple([x for x in self(given, where, *numbers) or () if x is not None])
         self.check(given, where, *numbers)
         named, new = dict(zip(self.names, given, strict=True)), {}
         if self.writes and not torch.compiler.is_compiling():  # compilers cannot follow this check
@@ -309,8 +316,6 @@ class Operation:
             check_memory = DisjointCheck(*self._written_and_read(given, where), self.same, self.condition)
         made, options, x = self.make(given, where.options, *numbers), where.options, given[self.heads[0]]
         launch = self.prepare((*given, *made, *where.angles.for_kernels, where.positions), where, *numbers)
-        if launch is None:
-            return REFUSED
         seq_len = x.shape[SEQ_AXIS[options.seq_format]]
         on_host = not x.is_cuda and (where.positions is not None or self.check_contents is not None)
         return Prepared(launch, check_memory, seq_len, self, options, numbers, self.checks_addresses or on_host)
@@ -341,8 +346,10 @@ class Operation:
             return lambda tensors, first_position, rows: step(views(tensors), rotation, *arguments, first_position)
         plan = getattr(module, f"plan_{self.step}")
         if plain:
-            # A launch takes addresses only, so it takes the tensors of a call as they are.
-            return plan(viewed, rotation, *arguments)
+            launch = plan(viewed, rotation, *arguments)
+            if isinstance(self.tensors, type):  # a launch takes addresses only, so it takes the tensors as they are
+                return launch
+            return lambda tensors, *numbers: launch(self.tensors(*tensors), *numbers)
         return lambda tensors, first_position, rows: run(
             plan, views(tensors), rotation, *arguments, first_position=first_position
         )
@@ -353,11 +360,6 @@ def check_plain(named: Iterable[tuple[str, Any]]) -> None:
     for name, x in named:
         if type(x) not in PLAIN and is_subclass(name, x) and not is_plain(x):
             raise TypeError(f"{name}: expected a plain tensor, got {type(x).__name__}")
-
-
-def properties(tensors: Iterable[Any]) -> list:
-    """What the checks and the launch of a call depend on, beside the contents and addresses of tensors."""
-    return [None if x is None else (type(x), x.shape, x.stride(), x.dtype, x.device, x.layout) for x in tensors]
 
 
 _IN_ANY_FORMAT = {"k_cache", "v_cache", "cos", "sin", *OF_ANY_STRIDE}

@@ -7,7 +7,17 @@ from typing import Any
 
 import torch
 
-from ropelab.arguments import DTYPES, POSITION_DTYPES, check_device, check_tensor, dtype_name, tensor
+from ropelab.arguments import (
+    DTYPES,
+    POSITION_DTYPES,
+    check_device,
+    check_dtype,
+    check_like,
+    check_shape,
+    check_tensor,
+    dtype_name,
+    tensor,
+)
 from ropelab.call.checks import check_places, check_rope_arguments
 from ropelab.call.qk_norm import check_weights
 from ropelab.call.where import Where
@@ -37,10 +47,8 @@ def check_call(given: tuple[Any, ...], where: Where, norm: Norm | None) -> None:
     for name, out, x in _outputs(t):
         if out is not None and x is not None:
             _check_output(name, out, x, t.q, FLOAT8_DTYPES if name in ("q_out", "q_nope_out") else ())
-    if t.q_nope_out is not None and t.q_nope_out.dtype != t.q_out.dtype:
-        raise TypeError(
-            f"q_nope_out: expected q_out's dtype {dtype_name(t.q_out.dtype)}, got {dtype_name(t.q_nope_out.dtype)}"
-        )
+    if t.q_nope_out is not None:
+        check_dtype("q_nope_out", t.q_nope_out, t.q_out, "q_out")
     _check_caches(t, seq_format)
     _check_slot_mapping(t, seq_format)
     q_heads, k_heads = (to_bshd(x, seq_format).shape[2] for x in (t.q, t.k))
@@ -88,9 +96,7 @@ def _outputs(t: CacheTensors) -> list[tuple[str, torch.Tensor | None, torch.Tens
 
 def _check_value(t: CacheTensors, seq_format: str) -> None:
     check_heads("v", t.v, seq_format)
-    if t.v.dtype != t.q.dtype:
-        raise TypeError(f"v: expected q's dtype {dtype_name(t.q.dtype)}, got {dtype_name(t.v.dtype)}")
-    check_device("v", t.v, t.q)
+    check_like("v", t.v, t.q)
     k, v = to_bshd(t.k, seq_format).shape, to_bshd(t.v, seq_format).shape
     for axis, what in ((0, "batch size"), (1, "sequence length"), (2, "number of heads")):
         if v[axis] != k[axis]:
@@ -108,10 +114,7 @@ def _check_weights(t: CacheTensors, seq_format: str) -> None:
     for (name, weight), features in zip(weights.items(), expected, strict=True):
         check_tensor(name, weight, (1,), f"({head_dim},) or ({features},)")
         check_device(name, weight, t.q)
-    if k_weight.dtype != q_weight.dtype:
-        raise TypeError(
-            f"k_weight: expected q_weight's dtype {dtype_name(q_weight.dtype)}, got {dtype_name(k_weight.dtype)}"
-        )
+    check_dtype("k_weight", k_weight, q_weight, "q_weight")
 
 
 def _check_nope(t: CacheTensors, norm: Norm | None) -> None:
@@ -122,17 +125,13 @@ def _check_nope(t: CacheTensors, norm: Norm | None) -> None:
         return
     if norm is not None:
         raise ValueError("q_nope: expected None beside q_weight (a norm takes whole heads), got a tensor")
-    check_tensor("q_nope", t.q_nope, (t.q.ndim,), "q's shape but for the features", (t.q.dtype,))
-    if t.q_nope.shape[:-1] != t.q.shape[:-1] or not t.q_nope.shape[-1]:
-        raise ValueError(f"q_nope: expected shape {(*t.q.shape[:-1], 'N')}, got {tuple(t.q_nope.shape)}")
-    check_device("q_nope", t.q_nope, t.q)
+    check_shape("q_nope", t.q_nope, (*t.q.shape[:-1], "N"), t.q, dtypes=(t.q.dtype,))
+    if not t.q_nope.shape[-1]:
+        raise ValueError("q_nope: expected at least one feature of a head, got none")
 
 
 def _check_output(name: str, out: torch.Tensor, x: torch.Tensor, q: torch.Tensor, more_dtypes) -> None:
-    check_tensor(name, out, (x.ndim,), f"{tuple(x.shape)}", (x.dtype, *more_dtypes))
-    if out.shape != x.shape:
-        raise ValueError(f"{name}: expected shape {tuple(x.shape)}, got {tuple(out.shape)}")
-    check_device(name, out, q)
+    check_shape(name, out, x.shape, q, dtypes=(x.dtype, *more_dtypes))
     check_adjacent(name, out)
 
 
@@ -192,10 +191,7 @@ def _check_scale(name: str, scale: torch.Tensor | None, heads: int, of: str, x: 
 
 def check_made_scale(name: str, scale: torch.Tensor, shape: tuple[int, ...], of: str, x: torch.Tensor) -> None:
     """Raise TypeError or ValueError unless ``scale`` can hold the scales that a call makes of ``x``, its ``of``."""
-    check_tensor(name, scale, (len(shape),), f"{shape}", (torch.float32,))
-    if tuple(scale.shape) != shape:
-        raise ValueError(f"{name}: expected shape {shape}, got {tuple(scale.shape)}")
-    check_device(name, scale, x)
+    check_shape(name, scale, shape, x, of, (torch.float32,))
     _check_needed(name, of, x)
 
 

@@ -12,32 +12,26 @@ path        runs                                                rounds a feature
 ==========  ==================================================  ==================================================
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
-from ropelab.arguments import check_tensor, dtype_name
-from ropelab.call import operation
+from ropelab.arguments import check_dtype, check_like, check_shape, check_tensor
 from ropelab.call.checks import check_places, check_rope_arguments
 from ropelab.call.dispatcher import must_dispatch, operator
 from ropelab.call.memory import empty_heads
-from ropelab.call.operation import Operation, Prepared, check_plain, properties, views_of
+from ropelab.call.operation import Operation, Tensors, views_of
 from ropelab.call.projection_paths import ProductSize, fastest
 from ropelab.call.qk_norm import BACKWARD, FORWARD, check_qk_norm_arguments
 from ropelab.call.rotation import ROTATE
 from ropelab.call.where import Options, Where
 from ropelab.kernels import projection_quack
-from ropelab.kernels.backends import forced_backend
-from ropelab.kernels.rotation import MOST_ROWS, Norm, Rotation
+from ropelab.kernels.rotation import Norm, Rotation
 from ropelab.kernels.tensors import ProjectionTensors
-from ropelab.layout.seq_format import SEQ_AXIS, check_seq_format
-
-Tensors: TypeAlias = Sequence[torch.Tensor]
-Norms: TypeAlias = tuple[torch.Tensor | None, torch.Tensor | None]
-"""The weights of the norms of q and of k; or twice None."""
+from ropelab.layout.seq_format import check_seq_format
 
 
 class Heads(NamedTuple):
@@ -61,8 +55,41 @@ class Heads(NamedTuple):
         return heads.split_with_sizes((self.q, self.k, self.k), -2)
 
 
-def heads_of_arguments(x, weights: Tensors, biases: Tensors, q_heads: int, k_heads: int, seq_format: str) -> Heads:
-    """The heads of a call; raise TypeError or ValueError for arguments that no product can serve, by their metadata."""
+class Call(NamedTuple):
+    """What a projection is told beside tensors and angles.
+
+    Attributes:
+        q_heads, k_heads: as in `Heads`.
+        norm: the norm of q and k, or None.
+        path: one of `projection_paths.PATHS`.
+        keep: keep the q and k that a norm reads, for its gradient.
+    """
+
+    q_heads: int
+    k_heads: int
+    norm: Norm | None
+    path: str
+    keep: bool = False
+
+
+def three(tensors: Sequence[Any]) -> list[Any]:
+    """The tensors, and None for those that three weights or three biases would have besides."""
+    return [*tensors, *[None] * (3 - len(tensors))]
+
+
+def factors(given: Tensors) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    """x, the weights and the biases, of ``(x, *three(weights), *three(biases), ...)``."""
+    weights, biases = ([x for x in part if x is not None] for part in (given[1:4], given[4:7]))
+    return given[0], weights, biases
+
+
+def heads_of(given: Tensors, call: Call, seq_format: str) -> Heads:
+    """The heads of a call; raise TypeError or ValueError for arguments that no product can serve, by their metadata.
+
+    Args:
+        given: see `factors`.
+    """
+    (x, weights, biases), (q_heads, k_heads, *_) = factors(given), call
     check_seq_format(seq_format)
     if seq_format == "bhsd":
         raise ValueError("seq_format: expected 'bshd', 'sbhd' or 'thd' (a projection has no heads in x), got 'bhsd'")
@@ -79,19 +106,18 @@ def heads_of_arguments(x, weights: Tensors, biases: Tensors, q_heads: int, k_hea
         if weight.shape != (count * dim, x.shape[-1]) or not dim:
             rows = f"a multiple of {count}" if i == 0 else f"{count * dim}"
             raise ValueError(f"{name}: expected [{rows}, {x.shape[-1]}] for {count} heads, got {tuple(weight.shape)}")
-        _check_like(name, weight, x)
+        check_like(name, weight, x, "x")
     for i, (bias, weight) in enumerate(zip(biases, weights, strict=False)):
         name = _name("bias", i, weights)
-        check_tensor(name, bias, (1,), "[heads * D]")
-        if bias.shape[0] != weight.shape[0]:
-            raise ValueError(f"{name}: expected shape ({weight.shape[0]},), got {tuple(bias.shape)}")
-        _check_like(name, bias, x)
+        check_shape(name, bias, weight.shape[:1], x, "x")
+        check_dtype(name, bias, x, "x")
     return Heads(q_heads, k_heads, dim)
 
 
-def check_projection(x, norms: Norms, where: Where, heads: Heads) -> None:
-    """Raise TypeError or ValueError for angles, positions and weights of norms that do not fit, by their metadata."""
-    q, k = heads_like(x, heads)
+def check_call(given: Tensors, where: Where, call: Call) -> None:
+    """Raise TypeError or ValueError for arguments that `qkv_rope` cannot serve, judged by their metadata."""
+    q, k = heads_like(given[0], heads_of(given, call, where.options.seq_format))
+    norms = given[7:9]
     if norms[0] is None and norms[1] is None:
         check_rope_arguments(q, k, where)
         return
@@ -106,41 +132,26 @@ def heads_like(x, heads: Heads) -> Iterator[torch.Tensor]:
     return (number.expand(*x.shape[:-1], count, heads.dim) for count in (heads.q, heads.k))
 
 
-class Call(NamedTuple):
-    """What a projection is told beside tensors and angles.
-
-    Attributes:
-        q_heads, k_heads: as in `Heads`.
-        eps: the number that a norm adds.
-        keep: keep the q and k that a norm reads, for its gradient.
-        path: one of `projection_paths.PATHS`.
-    """
-
-    q_heads: int
-    k_heads: int
-    eps: float
-    keep: bool
-    path: str
-
-
-def run_projection(
-    x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call
-) -> tuple[torch.Tensor, ...]:
+def run_projection(given: Tensors, where: Where, call: Call) -> tuple[torch.Tensor, ...]:
     """q and k, normalized and rotated, v, and the tensor ``[..., heads, D]`` of which they are views.
 
     With ``call.keep`` the last tensor is the product as it is, v is a part of it, and q and k are tensors of their own.
+
+    Args:
+        given: the tensors of `PROJECT`.
     """
+    (x, weights, biases), norms = factors(given), given[7:9]
     if not dispatched(x, weights[0]):
-        return _projected(x, weights, biases, norms, where, call)
-    heads = heads_of_arguments(x, weights, biases, call.q_heads, call.k_heads, where.options.seq_format)
-    check_projection(x, norms, where, heads)
-    qkv, *turned = qkv_rope(x, weights, biases, *norms, *where.for_operators, *heads, *call[2:])
+        return PROJECT(given, where, call)
+    check_call(given, where, call)
+    heads, eps = heads_of(given, call, where.options.seq_format), 0.0 if call.norm is None else call.norm.eps
+    qkv, *turned = qkv_rope(x, weights, biases, *norms, *where.for_operators, *heads, eps, call.keep, call.path)
     y = qkv.unflatten(-1, (-1, heads.dim))
     q, k, v = heads.apart(y)
     return *(turned or (q, k)), v, y
 
 
-def run_gradient(q_grad, k_grad, v_grad, qkv, norms: Norms, where: Where, eps: float, norm_grads: bool) -> Tensors:
+def run_gradient(q_grad, k_grad, v_grad, qkv, norms: Tensors, where: Where, eps: float, norm_grads: bool) -> Tensors:
     """The gradient of the product ``[..., N]`` and, with ``norm_grads``, the gradients of the weights of the norms.
 
     Args:
@@ -154,130 +165,78 @@ def run_gradient(q_grad, k_grad, v_grad, qkv, norms: Norms, where: Where, eps: f
 # ----------------------------------------------------------------------------------------------------------- the paths
 
 
-def _projected(
-    x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call
-) -> tuple[torch.Tensor, ...]:
-    """`run_projection` of plain tensors. A call with a key that an earlier call had makes no check of metadata."""
-    angles, positions, first_position, _ = where
-    key, prepared, rows = _key(x, weights, biases, norms, where, call), None, 0
-    try:
-        rows = angles.position_count
-        prepared = operation.prepared_calls.get(key)
-    except (AttributeError, IndexError, TypeError):  # the checks name the argument that is wrong
-        key = None
-    try:
-        if prepared is None:
-            prepared = _prepared(x, weights, biases, norms, where, call)
-            operation.prepared_calls.keep(key, prepared)
-        if positions is not None or first_position + prepared.seq_len > rows:
-            check_places(x.unsqueeze(-1), where)
-        given = x, weights, biases, *norms, *angles.for_kernels, positions
-        return prepared.launch(given, first_position, rows if rows < MOST_ROWS else MOST_ROWS)
-    except RuntimeError:  # a tensor without memory, where others had prepared the call
-        _check_plain(weights, biases, norms, where)
-        raise
+class Projection(Operation):
+    """An operation that begins with a product, on one of the paths; x is the first tensor that it only reads.
 
+    Its number is a `Call`.
+    """
 
-def _key(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call) -> Hashable | None:
-    angles, positions, _, options = where
-    try:
-        return (
-            call, options, len(weights), forced_backend(), angles.key(), aligned(x, weights[0]),
-            *properties((x, *weights, *biases, *norms, positions)),
-        )  # fmt: skip
-    except (AttributeError, IndexError, RuntimeError, TypeError):
-        return None
+    def prepare(self, tensors: Tensors, where: Where, call: Call) -> Callable:  # type: ignore[override]
+        """As of `Operation`."""
+        x, weights, _ = factors(tensors[self.writes :])
+        heads, path, launch = heads_of(tensors[self.writes :], call, where.options.seq_format), call.path, None
+        if path == "auto":
+            size = ProductSize(x.shape[:-1].numel(), x.shape[-1], sum(heads.features), sum(heads.features[:2]))
+            path = fastest(size, x.device)
+        if path != "pass" and len(weights) == 1:
+            launch = self.by_kernel(path, tensors, where, heads, call)
+        if launch is None:
+            check_served(call.path)
+            launch = self.by_pass(tensors, where, heads, call)
+        return launch
 
+    def by_kernel(self, path: str, tensors: Tensors, where: Where, heads: Heads, call: Call) -> Callable | None:
+        """The launch of a kernel that turns what it multiplies, or None where it does not serve the call.
 
-def remember(key: tuple | None, x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call) -> None:
-    """Let calls with ``key``, a key of `Operation.look_up`, share what the call with these arguments has prepared."""
-    if key is not None:
-        _, recorded, *_ = key
-        call = call._replace(keep=recorded and norms[0] is not None)
-        prepared = operation.prepared_calls.get(_key(x, weights, biases, norms, where, call))
-        if prepared is not None:
-            operation.prepared_calls.keep(key, replace(prepared, recorded=recorded))
+        It makes q, k, v and the tensor of all heads.
+        """
+        shape = *tensors[0].shape[:-1], heads.q + 2 * heads.k, heads.dim
 
+        def for_kernel(tensors: Tensors) -> tuple:
+            x, weight, _, _, bias, _, _, q_weight, k_weight, *angles = tensors
+            return None, None, x, weight, bias, None, q_weight, k_weight, x.new_empty(shape), *angles
 
-def run_again(
-    prepared: Prepared, x, weight, bias, norms: Norms, cos, sin, positions, offsets
-) -> tuple[torch.Tensor, ...]:
-    """`run_projection` with one weight, as `Operation.look_up` found it; without ``sin``, ``cos`` are frequencies."""
-    if type(offsets) is not int:
-        positions, offsets = offsets, 0
-    rows = MOST_ROWS if sin is None else cos.shape[-2]
-    if positions is not None or offsets + prepared.seq_len > rows:
-        check_places(x.unsqueeze(-1), Where.of(cos, sin, positions, offsets, prepared.options))
-    given = x, (weight,), () if bias is None else (bias,), *norms, cos, cos if sin is None else sin, positions
-    return prepared.launch(given, offsets, rows if rows < MOST_ROWS else MOST_ROWS)
+        if call.keep:
+            return None
+        if path == "quack":
+            launch: Any = partial(_launch_quack, where.rotation, where.options, heads)
+        else:
+            launch = KERNEL.prepare(for_kernel(tensors), where, heads, call.norm)
 
+        def run(tensors: Tensors, first_position: int, rows: int) -> tuple:
+            tensors = for_kernel(tensors)
+            launch(tensors, first_position, rows)
+            y = tensors[_MADE]
+            return *heads.apart(y), y
 
-def _check_plain(weights: Tensors, biases: Tensors, norms: Norms, where: Where) -> None:
-    named = {"weight": weights, "bias": biases}
-    several = [(_name(name, i, given), t) for name, given in named.items() for i, t in enumerate(given)]
-    check_plain((*several, *zip(("q_weight", "k_weight"), norms, strict=True), *where.read.items()))
+        return None if launch is None else run
 
+    def by_pass(self, tensors: Tensors, where: Where, heads: Heads, call: Call) -> Callable:
+        """The launch of the pass, behind the product of PyTorch. It makes what `by_kernel` makes."""
+        x, norm, norms = tensors[0], call.norm, slice(9 if call.norm is None else 7, 9)
+        shape = *x.shape[:-1], heads.q + 2 * heads.k, heads.dim
 
-def aligned(x, weight) -> bool:
-    """Whether a kernel can move blocks of both, which begin at multiples of 16 bytes."""
-    try:
-        return (x.data_ptr() | weight.data_ptr()) % 16 == 0
-    except (AttributeError, RuntimeError):  # the checks name the argument that is wrong
-        return False
+        def turned(y: torch.Tensor) -> tuple:
+            q, k, v = heads.apart(y)
+            return q, k, *((empty_heads(q), empty_heads(k)) if call.keep else (q, k)), v
 
+        q, k, *made, _ = turned(x.new_empty(shape))
+        operation, numbers = (ROTATE, ()) if norm is None else (FORWARD, (norm.eps,))
+        launch = operation.prepare((q, k, *tensors[norms], *made, *tensors[9:]), where, *numbers)
 
-def _prepared(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, call: Call) -> Prepared:
-    """Check a call, and choose its path. The launch makes q, k, v and the tensor of all heads."""
-    _check_plain(weights, biases, norms, where)
-    heads = heads_of_arguments(x, weights, biases, call.q_heads, call.k_heads, where.options.seq_format)
-    check_projection(x, norms, where, heads)
-    path = call.path
-    if path == "auto":
-        path = fastest(size_of(x, heads), x.device)
-    launch = None
-    if path != "pass" and len(weights) == 1 and not call.keep:
-        launch = _by_kernel(path, x, weights, biases, norms, where, heads, call.eps)
-    if launch is None:
-        check_served(call.path)
-        launch = _by_pass(x, norms, where, heads, call)
-    return Prepared(launch, None, x.shape[SEQ_AXIS[where.options.seq_format]], None, where.options, (call,))
+        def run(tensors: Tensors, first_position: int, rows: int) -> tuple:
+            y = product(*factors(tensors)).view(shape)
+            q, k, *made, v = turned(y)
+            launch((q, k, *tensors[norms], *made, *tensors[9:]), first_position, rows)
+            return *made, v, y
 
-
-def size_of(x: torch.Tensor, heads: Heads) -> ProductSize:
-    """The size of the product of x ``[..., K]``."""
-    return ProductSize(x.shape[:-1].numel(), x.shape[-1], sum(heads.features), sum(heads.features[:2]))
+        return run
 
 
 def check_served(path: str) -> None:
     """Raise ValueError for a path that a caller asked for, and that does not serve the call."""
     if path not in ("auto", "pass"):
         raise ValueError(f"path: expected 'auto' or 'pass' for a call that {path!r} does not serve, got {path!r}")
-
-
-def _by_kernel(
-    path: str, x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float
-) -> Callable | None:
-    """The launch of a kernel that turns what it multiplies, or None where it does not serve the call."""
-    shape, norm = (*x.shape[:-1], heads.q + 2 * heads.k, heads.dim), None if norms[0] is None else Norm(eps)
-
-    def tensors_of(x, weights, biases, q_weight, k_weight, cos, sin, positions):
-        bias = biases[0] if biases else None
-        y = x.new_empty(shape)
-        return None, None, x, weights[0], bias, None, q_weight, k_weight, y, cos, sin, positions
-
-    if path == "quack":
-        launch: Any = partial(_launch_quack, where.rotation, where.options, heads)
-    else:
-        tensors = tensors_of(x, weights, biases, *norms, *where.angles.for_kernels, where.positions)
-        launch = KERNEL.prepare(tensors, where, heads, norm)
-
-    def run(given, first_position: int, rows: int):
-        tensors = tensors_of(*given)
-        launch(tensors, first_position, rows)
-        y = tensors[_MADE]
-        return *heads.apart(y), y
-
-    return None if launch is None else run
 
 
 _MADE = ProjectionTensors._fields.index("qkv")
@@ -290,29 +249,7 @@ def _launch_quack(rotation: Rotation, options: Options, heads: Heads, tensors, f
     projection_quack.project(t, rotation, heads.q, heads.k, None, first_position)
 
 
-def _by_pass(x, norms: Norms, where: Where, heads: Heads, call: Call) -> Callable:
-    """The launch of the pass, behind the product of PyTorch."""
-    shape, angles = (*x.shape[:-1], heads.q + 2 * heads.k, heads.dim), (*where.angles.for_kernels, where.positions)
-    q, k, _ = heads.apart(x.new_empty(shape))
-    made = (empty_heads(q), empty_heads(k)) if call.keep else (q, k)
-    if norms[0] is None:
-        launch = ROTATE.prepare((q, k, *made, *angles), where)
-    else:
-        launch = FORWARD.prepare((q, k, *norms, *made, *angles), where, call.eps)
-
-    def run(tensors, first_position: int, rows: int):
-        x, weights, biases, q_weight, k_weight, *angles = tensors
-        y = product(x, weights, biases).view(shape)
-        q, k, v = heads.apart(y)
-        made = (empty_heads(q), empty_heads(k)) if call.keep else (q, k)
-        weights = () if q_weight is None else (q_weight, k_weight)
-        launch((q, k, *weights, *made, *angles), first_position, rows)
-        return *made, v, y
-
-    return run
-
-
-def product(x, weights: Tensors, biases: Tensors, plain: bool = True) -> torch.Tensor:
+def product(x, weights: Sequence, biases: Sequence, plain: bool = True) -> torch.Tensor:
     """``x W^T + b``, ``[..., N]``. Three weights take three products, and plain tensors need no copy without a bias.
 
     Args:
@@ -339,9 +276,15 @@ def product(x, weights: Tensors, biases: Tensors, plain: bool = True) -> torch.T
 
 KERNEL = Operation(
     "projection", "project", ProjectionTensors, (), lambda given, where, *numbers: None,
-    numbers=lambda heads, norm: (heads.q, heads.k, norm), records=True,
+    numbers=lambda heads, norm: (heads.q, heads.k, norm),
 )  # fmt: skip
-"""The kernel of the path "product". Calls only use how it is prepared, and how it looks up."""
+"""The kernel of the path "product". Calls only use how it is prepared."""
+PROJECT = Projection(
+    "projection", "project", ProjectionTensors,
+    ("x", "weight", "weight[1]", "weight[2]", "bias", "bias[1]", "bias[2]", "q_weight", "k_weight"), check_call,
+    check_contents=lambda given, where, call: check_places(given[0].unsqueeze(-1), where), multiplies=True,
+    records=True,
+)  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------- the gradient
@@ -368,9 +311,9 @@ _NORM_BACK = replace(BACKWARD, make=_make_gradients)
 
 def _forward(x, weights: Tensors, biases: Tensors, q_weight, k_weight, *rest) -> list[torch.Tensor]:
     """The operator ``ropelab::qkv_rope``: the tensor ``[..., N]`` and, with ``keep``, q and k; see `run_projection`."""
-    where, (q_heads, k_heads, _, *others) = Where.of_operator(*rest[:-6]), rest[-6:]
-    call = Call(q_heads, k_heads, *others)
-    q, k, _, y = _projected(x, weights, biases, (q_weight, k_weight), where, call)
+    where, (q_heads, k_heads, _, eps, keep, path) = Where.of_operator(*rest[:-6]), rest[-6:]
+    call = Call(q_heads, k_heads, None if q_weight is None else Norm(eps), path, keep)
+    q, k, _, y = PROJECT((x, *three(weights), *three(biases), q_weight, k_weight), where, call)
     return [y.flatten(-2), q, k] if call.keep else [y.flatten(-2)]
 
 
@@ -419,17 +362,5 @@ def dispatched(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return must_dispatch(x, weight, ("x", "weight"))
 
 
-def three(tensors: Sequence[Any]) -> list[Any]:
-    """The tensors, and None for those that three weights or three biases would have besides."""
-    return [*tensors, *[None] * (3 - len(tensors))]
-
-
-def _name(name: str, i: int, tensors: Tensors) -> str:
+def _name(name: str, i: int, tensors: Sequence) -> str:
     return name if len(tensors) == 1 else f"{name}[{i}]"
-
-
-def _check_like(name: str, weight: torch.Tensor, x: torch.Tensor) -> None:
-    if weight.dtype != x.dtype:
-        raise TypeError(f"{name}: expected x's dtype {dtype_name(x.dtype)}, got {dtype_name(weight.dtype)}")
-    if weight.device != x.device:
-        raise ValueError(f"{name}: expected x's device {x.device}, got {weight.device}")

@@ -2,7 +2,7 @@
 
 import torch
 
-from ropelab.arguments import check_device, check_tensor, dtype_name
+from ropelab.arguments import check_device, check_dtype, check_tensor
 from ropelab.call.checks import check_rope_arguments
 from ropelab.call.memory import empty_heads
 from ropelab.call.operation import Operation
@@ -49,7 +49,4 @@ def check_weights(q_weight, k_weight, q) -> None:
                 f"{name}: expected shape ({q.shape[-1]},), an element per feature of a head, got {tuple(weight.shape)}"
             )
         check_device(name, weight, q)
-    if k_weight.dtype != q_weight.dtype:
-        raise TypeError(
-            f"k_weight: expected q_weight's dtype {dtype_name(q_weight.dtype)}, got {dtype_name(k_weight.dtype)}"
-        )
+    check_dtype("k_weight", k_weight, q_weight, "q_weight")

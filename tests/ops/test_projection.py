@@ -6,7 +6,7 @@ import torch
 
 import ropelab
 from ropelab import qkv_rope, qkv_rope_and_cache
-from ropelab.call import projection_cache, projection_paths
+from ropelab.call import projection, projection_paths
 from ropelab.conformance.bounds import Arithmetic, exact, rotate_exactly, rotation_bound
 from ropelab.conformance.projection_bounds import product_bound, projected_pair_bound
 from ropelab.kernels import INTERPRETED, NO_POSITION, uses_triton
@@ -286,7 +286,7 @@ def test_one_token_of_each_sequence_into_a_paged_cache(device, request, path):
 @pytest.mark.parametrize("kind", ["across heads", "weight_offset", "after the rotation", "q_nope"])
 def test_calls_into_a_cache_that_the_kernel_does_not_serve_take_the_pass(torch_backend, monkeypatch, kind):
     """The kernel knows a norm of each head before the rotation, so "auto" must not take it for any other."""
-    monkeypatch.setattr(projection_cache, "fastest", lambda work, device: "product")
+    monkeypatch.setattr(projection, "fastest", lambda work, device: "product")
     heads, dim = {"q_heads": 2, "k_heads": 1}, 64
     given = {"x": torch.randn(5, 48), "weight": torch.randn(4 * dim, 48), "slot_mapping": torch.arange(5), **heads}
     given |= tables(rotary_dim=dim) | {"q_weight": torch.randn(dim), "k_weight": torch.randn(dim)}

@@ -19,21 +19,19 @@ from ropelab.kernels import INTERPRETED, rotate_torch, use_backend
 from tests.ops.specs import CASES, OPERATORS, arguments, copied, results, same, tensors
 from tests.support import forget
 
-LOOKED_UP = [
+ROPE = [name for name in OPERATORS if OPERATORS[name].leaves]
+RECORDS = [
     name
     for name, spec in OPERATORS.items()
-    if spec.function
-    in (
-        ropelab.apply_rope,
-        ropelab.apply_qk_norm_rope,
-        ropelab.rope_and_cache,
-        ropelab.mla_rope_and_cache,
-        ropelab.qkv_rope,
-        ropelab.qkv_rope_and_cache,
-    )  # fmt: skip
-    and "three weights" not in name
+    if not spec.written or spec.function is ropelab.assemble_mla or spec.options.get("consume")
 ]
-ROPE = [name for name in LOOKED_UP if OPERATORS[name].leaves]
+"""Calls that autograd records; those of all others refuse what requires a gradient."""
+NAMED = [name for name in OPERATORS if "three weights" not in name]
+"""Calls that have a name for each of their tensors."""
+
+
+def leaves_of(name, call):
+    return [x for x in OPERATORS[name].leaves or ("x", "kv", "q") if x in call][: None if name in ROPE else 1]
 
 
 @pytest.fixture(autouse=True)
@@ -70,22 +68,26 @@ def test_gives_what_the_first_call_gives(torch_backend, name, where):
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; a GPU compares the results of every operator")
-@pytest.mark.parametrize("name", LOOKED_UP)
+@pytest.mark.parametrize("name", OPERATORS)
 def test_gives_what_the_first_launch_gives(warm, name):
     with use_backend("triton"):
         warm(name, "positions")
 
 
-@pytest.mark.parametrize("name", ROPE)
+@pytest.mark.parametrize("name", RECORDS)
 def test_autograd_records_it(torch_backend, warm, name):
     call, expected = warm(name)
-    for leaf in OPERATORS[name].leaves:
+    for leaf in leaves_of(name, call):
         recorded = copied(call)
         recorded[leaf].requires_grad_()
         found = results(name, recorded)
         assert any(y.requires_grad for y in found) and same(found, expected)
         with torch.no_grad():
-            assert not any(y.requires_grad for y in results(name, recorded))
+            assert not any(y.grad_fn for y in results(name, recorded))
+        if "cos" not in OPERATORS[name].leaves:
+            trained = {leaf: call[leaf].clone().requires_grad_(), "cos": call["cos"].clone().requires_grad_()}
+            with pytest.raises(ValueError, match="cos: expected a table without grad"):
+                results(name, copied(call) | trained)
     assert not any(y.requires_grad for y in results(name, copied(call)))
 
 
@@ -113,7 +115,7 @@ def test_a_recorded_call_has_the_gradients_of_the_first(monkeypatch, device, nam
         results(name, {**copied(call), **tables, leaves[0]: call[leaves[0]].clone().requires_grad_()})
 
 
-@pytest.mark.parametrize("name", [name for name in LOOKED_UP if not OPERATORS[name].leaves])
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name not in RECORDS])
 def test_what_autograd_would_need_is_refused(torch_backend, warm, name):
     call, _ = warm(name)
     for argument, x in tensors(call).items():
@@ -134,7 +136,7 @@ def test_autograd_sees_what_it_overwrites(device, warm):  # torch operations wou
                 y.sum().backward()
 
 
-@pytest.mark.parametrize("name", LOOKED_UP)
+@pytest.mark.parametrize("name", OPERATORS)
 def test_transforms_and_forward_mode_see_it(torch_backend, warm, name):
     call, expected = warm(name)
     x = next(iter(tensors(call)))
@@ -142,7 +144,7 @@ def test_transforms_and_forward_mode_see_it(torch_backend, warm, name):
     def function(value):
         return results(name, copied(call) | {x: value})[0]
 
-    if not OPERATORS[name].leaves:
+    if OPERATORS[name].written:
         for transform in (torch.func.vmap(function), lambda v: torch.func.jvp(function, (v[0],), (v[0],))):
             with pytest.raises(NotImplementedError):
                 transform(call[x][None])
@@ -165,7 +167,7 @@ class Seen(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", LOOKED_UP)
+@pytest.mark.parametrize("name", [name for name in OPERATORS if "consume" not in OPERATORS[name].options])
 def test_modes_compilers_and_tracers_see_it(torch_backend, warm, name):
     call, expected = warm(name)
     with Seen() as seen:
@@ -182,7 +184,7 @@ def test_autocast_sees_it(torch_backend, warm):
         assert {y.dtype for y in results("qkv_rope", copied(call))} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("name", LOOKED_UP)
+@pytest.mark.parametrize("name", NAMED)
 def test_fake_tensors_and_tensors_without_memory_reach_no_launch(torch_backend, warm, name):
     call, expected = warm(name)
     with FakeTensorMode() as mode:
@@ -197,23 +199,23 @@ def test_fake_tensors_and_tensors_without_memory_reach_no_launch(torch_backend, 
     assert same(results(name, copied(call)), expected)
 
 
-@pytest.mark.parametrize("name", LOOKED_UP)
+@pytest.mark.parametrize("name", OPERATORS)
 def test_contents_that_the_host_sees_are_checked(torch_backend, warm, name):
-    wrong = {"positions": -40, "offsets": 38, "slot_mapping": 40}  # of tables with 40 rows, and a cache of 40 slots
+    wrong = {"positions": -40, "deltas": -40, "offsets": 38, "slot_mapping": 40, "slots": 40}
+    # of tables with 40 rows, and a cache of 40 slots
     for where in ("positions", "offsets", "rows"):
         call, _ = warm(name, where)
-        for argument in wrong.keys() & call.keys() | ({"offsets"} if where == "rows" else set()):
-            beyond, number = copied(call), wrong[argument]
-            beyond[argument] = (
-                torch.full_like(call[argument], number) if where == argument or argument in call else number
-            )
+        added = {"offsets"} & OPERATORS[name].parameters if where == "rows" else set()
+        for argument in wrong.keys() & call.keys() | added:
+            beyond, number, x = copied(call), wrong[argument], call.get(argument)
+            beyond[argument] = torch.full_like(x, number) if isinstance(x, torch.Tensor) else number
             before = copied(beyond)
             with pytest.raises(ValueError, match=f"{argument}: expected|cos: expected a row"):
                 results(name, beyond)
             assert all(same([beyond[x]], [before[x]]) for x in OPERATORS[name].written)
 
 
-@pytest.mark.parametrize("name", LOOKED_UP)
+@pytest.mark.parametrize("name", OPERATORS)
 def test_equal_values_of_another_type_are_refused_again(torch_backend, warm, name):
     """1 is True and 8.0 is 8, so each finds a key that is made of values alone."""
     call, _ = warm(name)
@@ -230,8 +232,20 @@ def test_equal_values_of_another_type_are_refused_again(torch_backend, warm, nam
                 results(name, copied(call) | {"axes": (value, *call["axes"][1:])})
 
 
+@pytest.mark.parametrize("name", [name for name in OPERATORS if "inplace" in OPERATORS[name].parameters])
+def test_a_flag_of_numpy_is_one_of_python(torch_backend, warm, name):
+    numpy = pytest.importorskip("numpy")
+    for flag in (False, True):
+        call = arguments(name)
+        call |= {x: flag for x in ("inplace", "consume") if x in call} | {"inplace": flag}
+        expected = results(name, copied(call))
+        for _ in range(2):
+            found = copied(call) | {"inplace": numpy.bool_(flag)}
+            assert same(results(name, found), expected) and torch.equal(found["q"], call["q"]) != flag
+
+
 def test_positions_and_a_start_are_refused_again(torch_backend, warm):
-    for name in LOOKED_UP:
+    for name in [name for name in OPERATORS if "offsets" in OPERATORS[name].parameters]:
         call, _ = warm(name, "positions")
         with pytest.raises(ValueError, match="offsets: expected no offsets beside positions"):
             results(name, copied(call) | {"offsets": 1})
@@ -246,7 +260,7 @@ def test_positions_and_a_start_are_refused_again(torch_backend, warm):
     "name",
     [
         name
-        for name in LOOKED_UP
+        for name in OPERATORS
         if "seq_format" in OPERATORS[name].parameters and OPERATORS[name].function is not ropelab.qkv_rope_and_cache
     ],
 )
@@ -298,7 +312,7 @@ def test_the_backend_that_was_asked_for_computes(monkeypatch, warm):
 
 
 def test_a_wrong_argument_is_named_again(torch_backend, warm):
-    for name, where in product(LOOKED_UP, ("positions", "offsets")):
+    for name, where in product(NAMED, ("positions", "offsets")):
         call, _ = warm(name, where)
         for argument, x in tensors(call).items():
             for value in (x.tolist(), x.to_sparse() if x.is_floating_point() and x.itemsize > 1 else x[:0, None]):
