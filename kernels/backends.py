@@ -19,7 +19,8 @@ INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET", "0").lower() in 
 
 BACKENDS = ("torch", "triton")
 
-_forced: str | None = None
+forced: str | None = None
+"""The backend that `use_backend` asks for, or None."""
 _entered: dict[object, str] = {}
 """The contexts of `use_backend` that have not ended, in the order in which they began, and their backends."""
 _lock = Lock()
@@ -27,8 +28,8 @@ _lock = Lock()
 
 def uses_triton(x: torch.Tensor) -> bool:
     """Whether a Triton kernel computes for ``x``: on a GPU, and anywhere under ``TRITON_INTERPRET=1``."""
-    if _forced is not None:
-        return _forced == "triton"
+    if forced is not None:
+        return forced == "triton"
     return HAS_TRITON and (x.is_cuda or INTERPRETED)
 
 
@@ -36,7 +37,7 @@ def why_torch(x: torch.Tensor) -> str:
     """Why torch operations compute for ``x``; empty if a kernel does."""
     if uses_triton(x):
         return ""
-    if _forced == "torch":
+    if forced == "torch":
         return "use_backend('torch') asks for them"
     return f"{x.device} is no GPU" if HAS_TRITON else "Triton is not installed"
 
@@ -67,7 +68,7 @@ def use_backend(name: str) -> Iterator[None]:
         ValueError: an unknown name.
         RuntimeError: ``"triton"`` where Triton is not installed, or without a GPU and ``TRITON_INTERPRET=1``.
     """
-    global _forced
+    global forced
     if not isinstance(name, str):  # an array of one name equals it
         raise TypeError(f"name: expected one of {BACKENDS}, got {type(name).__name__}")
     if name not in BACKENDS:
@@ -78,15 +79,10 @@ def use_backend(name: str) -> Iterator[None]:
         raise RuntimeError("name: expected 'torch' without a usable GPU and without TRITON_INTERPRET=1, got 'triton'")
     context = object()
     with _lock:
-        _entered[context] = _forced = name
+        _entered[context] = forced = name
     try:
         yield
     finally:
         with _lock:
             del _entered[context]
-            _forced = next(reversed(_entered.values()), None)
-
-
-def forced_backend() -> str | None:
-    """The backend that `use_backend` asks for, or None."""
-    return _forced
+            forced = next(reversed(_entered.values()), None)

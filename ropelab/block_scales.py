@@ -84,40 +84,39 @@ def rope_and_quantize(
     key, prepared = QUANTIZE.look_up(
         (scale_dtype,), asked, (out, scales, None, x, None), cos, sin, positions, offsets, None, rotary_slice
     )
-    if prepared is None:
-        where, numbers = _given(
-            "rope_and_quantize", x, cos, sin, positions, offsets, rotary_slice, inverse, block_dim, amax_epsilon,
-            round_first, 1.0,
-        )  # fmt: skip
-        block_dim = numbers[0]
-    tokens, heads, head_dim = x.shape
-    if out is None:
-        groups = integer("groups", 1 if groups is None else groups, at_least=1)
-        if heads % groups:
-            raise ValueError(f"groups: expected a divisor of {heads} heads, got {groups}")
-        features = heads // groups * head_dim
-        strides = features, tokens * features, 1
-        out = torch.empty_strided((tokens, groups, features), strides, dtype=torch.float8_e4m3fn, device=x.device)
-    elif prepared is None:
-        check_out(out)
-        if groups is not None and integer("groups", groups) != out.shape[1]:
-            raise ValueError(f"groups: expected {out.shape[1]}, the groups of out, got {groups}")
-    if scales is None:
-        scale_dtype = torch.float32 if scale_dtype is None else scale_dtype
-        if scale_dtype not in SCALE_DTYPES:
-            raise TypeError(f"scale_dtype: expected one of {SCALE_DTYPES}, got {scale_dtype}")
-        columns = out.shape[2] // (block_dim * (PACKED if scale_dtype == torch.int32 else 1))
-        scales = _scales(tokens, out.shape[1], columns, scale_dtype, x.device)
-    else:
-        tensor("scales", scales)
-        if scale_dtype is not None and scale_dtype != scales.dtype:
-            raise TypeError(f"scale_dtype: expected {scales.dtype}, the dtype of scales, got {scale_dtype}")
-        _check_last_column(scales)
-    given = out, scales, None, x, None
     try:
         if prepared is None:
-            QUANTIZE.run(given, where, *numbers)
-            QUANTIZE.remember(key, given, where, *numbers)
+            where, numbers = _given(
+                "rope_and_quantize", x, cos, sin, positions, offsets, rotary_slice, inverse, block_dim, amax_epsilon,
+                round_first, 1.0,
+            )  # fmt: skip
+            block_dim = numbers[0]
+        tokens, heads, head_dim = x.shape
+        if out is None:
+            groups = integer("groups", 1 if groups is None else groups, at_least=1)
+            if heads % groups:
+                raise ValueError(f"groups: expected a divisor of {heads} heads, got {groups}")
+            features = heads // groups * head_dim
+            strides = features, tokens * features, 1
+            out = torch.empty_strided((tokens, groups, features), strides, dtype=torch.float8_e4m3fn, device=x.device)
+        elif prepared is None:
+            check_out(out)
+            if groups is not None and integer("groups", groups) != out.shape[1]:
+                raise ValueError(f"groups: expected {out.shape[1]}, the groups of out, got {groups}")
+        if scales is None:
+            scale_dtype = torch.float32 if scale_dtype is None else scale_dtype
+            if scale_dtype not in SCALE_DTYPES:
+                raise TypeError(f"scale_dtype: expected one of {SCALE_DTYPES}, got {scale_dtype}")
+            columns = out.shape[2] // (block_dim * (PACKED if scale_dtype == torch.int32 else 1))
+            scales = _scales(tokens, out.shape[1], columns, scale_dtype, x.device)
+        else:
+            tensor("scales", scales)
+            if scale_dtype is not None and scale_dtype != scales.dtype:
+                raise TypeError(f"scale_dtype: expected {scales.dtype}, the dtype of scales, got {scale_dtype}")
+            _check_last_column(scales)
+        given = out, scales, None, x, None
+        if prepared is None:
+            QUANTIZE.run(given, where, *numbers, key=key)
         else:
             prepared(given, cos, sin, positions, offsets)
     except (TypeError, ValueError) as error:
@@ -167,22 +166,21 @@ def rope_and_quantize_indexer(
         (), (weight_scale, amax_epsilon), (out, None, weights_out, q, weights), cos, sin, positions, offsets, None,
         rotary_slice,
     )  # fmt: skip
-    if prepared is None:
-        block_dim = max(1, q.shape[-1]) if isinstance(q, torch.Tensor) and q.ndim else 1
-        where, numbers = _given(
-            "rope_and_quantize_indexer", q, cos, sin, positions, offsets, rotary_slice, False, block_dim, amax_epsilon,
-            True, weight_scale,
-        )  # fmt: skip
-        tensor("weights", weights)
-    if out is None:
-        out = torch.empty(q.shape, dtype=torch.float8_e4m3fn, device=q.device)
-    if weights_out is None:
-        weights_out = torch.empty(weights.shape, dtype=torch.float32, device=q.device)
-    given = out, None, weights_out, q, weights
     try:
         if prepared is None:
-            QUANTIZE.run(given, where, *numbers)
-            QUANTIZE.remember(key, given, where, *numbers)
+            block_dim = max(1, q.shape[-1]) if isinstance(q, torch.Tensor) and q.ndim else 1
+            where, numbers = _given(
+                "rope_and_quantize_indexer", q, cos, sin, positions, offsets, rotary_slice, False, block_dim,
+                amax_epsilon, True, weight_scale,
+            )  # fmt: skip
+            tensor("weights", weights)
+        if out is None:
+            out = torch.empty(q.shape, dtype=torch.float8_e4m3fn, device=q.device)
+        if weights_out is None:
+            weights_out = torch.empty(weights.shape, dtype=torch.float32, device=q.device)
+        given = out, None, weights_out, q, weights
+        if prepared is None:
+            QUANTIZE.run(given, where, *numbers, key=key)
         else:
             prepared(given, cos, sin, positions, offsets)
     except (TypeError, ValueError) as error:
@@ -266,8 +264,7 @@ def rope_and_block_scaled_cache(
     )
     q_out = empty_heads(q) if q_out is None else q_out
     given = kv_cache, q_out, q, kv, slot_mapping
-    WRITE.run(given, where, *numbers)
-    WRITE.remember(key, given, where, *numbers)
+    WRITE.run(given, where, *numbers, key=key)
     return q_out
 
 
@@ -298,29 +295,14 @@ def _check_last_column(scales: torch.Tensor) -> None:
 
 
 def _given(
-    name: str,
-    x,
-    cos,
-    sin,
-    positions,
-    offsets,
-    rotary_slice,
-    inverse,
-    block_dim,
-    amax_epsilon,
-    round_first,
+    name: str, x, cos, sin, positions, offsets, rotary_slice, inverse, block_dim, amax_epsilon, round_first,
     weight_scale,
-) -> tuple[Where, tuple]:
+) -> tuple[Where, tuple]:  # fmt: skip
     """The place of the tokens of ``x``, and the numbers of `call.block_scales.QUANTIZE`."""
     check_untransformed(name)
-    try:
-        check_tensor("q", x, (3,), "[tokens, heads, head_dim]")
-        where = located(
-            x, given_tables(cos, sin), positions, offsets, "interleaved", None, "thd", rotary_slice,
-            flag("inverse", inverse),
-        )  # fmt: skip
-    except (TypeError, ValueError) as error:
-        raise renamed(error, q="q" if name.endswith("indexer") else "x") from error
+    check_tensor("q", x, (3,), "[tokens, heads, head_dim]")
+    inverse, tables = flag("inverse", inverse), given_tables(cos, sin)
+    where = located(x, tables, positions, offsets, "interleaved", None, "thd", rotary_slice, inverse)
     numbers = (
         integer("block_dim", block_dim, at_least=1),
         single("amax_epsilon", amax_epsilon, at_least=FLOAT32.tiny),

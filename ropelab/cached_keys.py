@@ -125,10 +125,9 @@ def rotate_cached_keys(
             return key_cache
         angles = given_angles(cos, sin, frequencies)
         where = located(as_keys(given[0], slots), angles, positions, 0, layout, None, "thd", rotary_slice, axes=axes)
-        ROTATE.run(given, where)
+        ROTATE.run(given, where, key=key)
     except (TypeError, ValueError) as error:
         raise renamed(error, positions="deltas", q="key_cache") from error
-    ROTATE.remember(key, given, where)
     features = key_cache.shape[-1]
     if key_cache.ndim == 3 and rotary_slice is None and 2 * angles.columns == features:
         if not torch.compiler.is_compiling():

@@ -71,7 +71,7 @@ def rope_and_cache(
     Slot ``s`` is the place ``s % block_size`` of block ``s // block_size`` of a cache. The token with the slot ``s``
     writes its k and its v there. A token with a negative slot writes nothing to the caches, and neither does a token
     without a slot. Slots that no token has do not change. The slots of the tokens must differ from each other;
-    otherwise the content of a shared slot is undefined.
+    otherwise the content of a shared slot is undefined. No call compares them, also not in CPU memory.
 
     A cache has 8-bit floats or the usual dtypes. The result for k has the dtype of k first, as if a separate launch had
     written it, and is then converted. An 8-bit float holds ``value / scale``, rounded to nearest even; a quotient
@@ -165,8 +165,7 @@ def rope_and_cache(
     norm = given_norm(q_weight, k_weight, eps, weight_offset, norm_first)
     given[Q_OUT] = q_out = empty_heads(q) if q_out is None else q_out
     read = Norm(0.0) if norm is None else norm
-    WRITE.run(given, where, norm, flat=(read.eps, read.weight_offset, read.first))
-    WRITE.remember(key, given, where, norm)
+    WRITE.run(given, where, norm, flat=(read.eps, read.weight_offset, read.first), key=key)
     warn_of_accidents(q, where)
     return q_out
 
@@ -245,8 +244,7 @@ def mla_rope_and_cache(
     if prepared is not None:
         prepared(given, *tensors, positions, offsets)
         return q_out
-    WRITE_LATENT.run(given, where)
-    WRITE_LATENT.remember(key, given, where)
+    WRITE_LATENT.run(given, where, key=key)
     warn_of_accidents(q_pe, where)
     return q_out
 

@@ -10,9 +10,9 @@ from ropelab.arguments import check_tensor, choice, integer, sequence, single, t
 from ropelab.autograd.projection import differentiated, project_again
 from ropelab.call.angles import Tables, given_angles
 from ropelab.call.checks import check_fixed_tables, check_no_grad
-from ropelab.call.dispatcher import check_untransformed
+from ropelab.call.dispatcher import check_untransformed, must_dispatch
 from ropelab.call.memory import check_apart
-from ropelab.call.projection import PROJECT, Call, check_served, dispatched, factors, heads_of, product, three
+from ropelab.call.projection import PROJECT, Call, check_served, factors, heads_of, product, three
 from ropelab.call.projection_cache import INTO_CACHE
 from ropelab.call.projection_paths import PATHS, Path
 from ropelab.call.traced import recorded
@@ -210,7 +210,7 @@ def qkv_rope_and_cache(
         integer("q_heads", q_heads, at_least=1), integer("k_heads", k_heads, at_least=1),
         given_norm(q_weight, k_weight, eps, weight_offset, norm_first), choice("path", path, PATHS[:3]),
     )  # fmt: skip
-    through = dispatched(*multiplied[:2])
+    through = must_dispatch(multiplied[0], multiplied[1], PROJECT.names[:2])
     if through or multiplied[0] is not x:
         _check_apart(
             {"key_cache": key_cache, "value_cache": value_cache, **outputs, **made}, x=x, weight=weight, bias=bias

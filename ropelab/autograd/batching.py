@@ -64,8 +64,10 @@ def rotate_batched_gradients(rotate: Callable, q, k, where: Where):
     return _hidden(ys, level) if isinstance(ys, torch.Tensor) else tuple(_hidden(y, level) for y in ys)
 
 
-def for_each_batched_gradient(function: Callable, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors of ``function(*gradients)``, called once for each member of the batches that autograd hides."""
+def for_each_batched_gradient(function: Callable, *gradients: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The tensors of ``function(*gradients)``, called once for each member where autograd hides batches."""
+    if torch.compiler.is_compiling() or not any(map(is_batched_gradient, gradients)):
+        return function(*gradients)
     tensors, in_dims, size, level = _shown(gradients)
     members = [
         function(*(x if dim is None else x[i] for x, dim in zip(tensors, in_dims, strict=True))) for i in range(size)

@@ -10,21 +10,21 @@ import torch
 from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
 from ropelab.autograd.rotation import check_untransformed, needs_autograd, rotate_recorded
 from ropelab.autograd.rotation import differentiated as rotated
-from ropelab.call.checks import check_inplace_autograd, check_memory, check_recordable, check_writable
+from ropelab.call.checks import check_inplace_autograd, check_recordable, check_writable
 from ropelab.call.dispatcher import copy_over, must_dispatch, transformed
 from ropelab.call.latent_attention import ASSEMBLE, ASSEMBLE_BACK, TURN_TAIL, check_latent_arguments, check_tail
 from ropelab.call.memory import overlaps_itself
 from ropelab.call.where import Where
 
 
-def differentiated(kv, k_pe, where: Where, copy_value: bool):
+def differentiated(kv, k_pe, where: Where, copy_value: bool = True):
     """Assemble key and value, and let autograd record the step where a caller differentiates it."""
     if transformed():
         check_latent_arguments((kv, k_pe), where)
         return _composed(kv, k_pe, where, copy_value)
     if not needs_autograd(kv, k_pe):
         return _assembled(kv, k_pe, where, copy_value)
-    return _Assembly.apply(kv, k_pe, *where.flat, copy_value)
+    return _Assembly.apply(kv, k_pe, *where.flat, False, copy_value)
 
 
 def _assembled(kv, k_pe, where: Where, copy_value: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,60 +43,33 @@ def _composed(kv, k_pe, where: Where, copy_value: bool):
 
 
 class _Assembly(torch.autograd.Function):
-    """``(key, value) = A (kv, k_pe)``."""
+    """``(key, value) = A (kv, k_pe)`` or, with ``back``, ``(dkv, dk_pe) = A^T (dkey, dvalue)``."""
 
     @staticmethod
-    def forward(ctx, kv, k_pe, cos, sin, positions, first_position, options, copy_value):
+    def forward(ctx, x, y, cos, sin, positions, first_position, options, back, copy_value):
         if not torch.compiler.is_compiling():
             check_recordable(cos=cos, sin=sin, positions=positions)
         ctx.save_for_backward(cos, sin, positions)
-        ctx.first_position, ctx.options = first_position, options
-        return _assembled(kv, k_pe, Where.of(cos, sin, positions, first_position, options), copy_value)
+        ctx.first_position, ctx.options, ctx.step = first_position, options, differentiated if back else _transposed
+        where = Where.of(cos, sin, positions, first_position, options)
+        return ASSEMBLE_BACK.run((x, y), where) if back else _assembled(x, y, where, copy_value)
 
     @staticmethod
-    def backward(ctx, key_grad, value_grad):
+    def backward(ctx, *grads):
         where = Where.of(*ctx.saved_tensors, ctx.first_position, ctx.options).transposed()
-        grads = _over_batches(_transposed, key_grad, value_grad, where)
-        return *(g if need else None for g, need in zip(grads, ctx.needs_input_grad, strict=False)), *[None] * 6
+        found = for_each_batched_gradient(lambda x, y: ctx.step(x, y, where), *grads)
+        return *(g if need else None for g, need in zip(found, ctx.needs_input_grad, strict=False)), *[None] * 7
 
 
 def _transposed(key_grad, value_grad, where: Where):
     """``(dkv, dk_pe)``, recorded where a caller differentiates the gradients again."""
-    if transformed():
-        return _composed_transpose(key_grad, value_grad, where)
+    if transformed():  # in torch operations and a rotation
+        first, heads = where.options.slice(0)[0], where.options.seq_format.index("h")
+        turned = rotate_recorded(key_grad, None, where)
+        return torch.cat((turned[..., :first], value_grad), -1), turned[..., first:].sum(heads, keepdim=True)
     if needs_autograd(key_grad, value_grad):
-        return _Transpose.apply(key_grad, value_grad, *where.flat)
+        return _Assembly.apply(key_grad, value_grad, *where.flat, True, True)
     return ASSEMBLE_BACK.run((key_grad, value_grad), where)
-
-
-def _composed_transpose(key_grad, value_grad, where: Where):
-    """The transpose in torch operations and a rotation."""
-    first, heads = where.options.slice(0)[0], where.options.seq_format.index("h")
-    turned = rotate_recorded(key_grad, None, where)
-    return torch.cat((turned[..., :first], value_grad), -1), turned[..., first:].sum(heads, keepdim=True)
-
-
-class _Transpose(torch.autograd.Function):
-    """``(dkv, dk_pe) = A^T (dkey, dvalue)``, so its backward is A."""
-
-    @staticmethod
-    def forward(ctx, key_grad, value_grad, cos, sin, positions, first_position, options):
-        ctx.save_for_backward(cos, sin, positions)
-        ctx.first_position, ctx.options = first_position, options
-        where = Where.of(cos, sin, positions, first_position, options)
-        return ASSEMBLE_BACK.run((key_grad, value_grad), where)
-
-    @staticmethod
-    def backward(ctx, kv_grad, k_pe_grad):
-        where = Where.of(*ctx.saved_tensors, ctx.first_position, ctx.options).transposed()
-        return *_over_batches(differentiated, kv_grad, k_pe_grad, where, True), *[None] * 5
-
-
-def _over_batches(function, first, second, *where):
-    """``function`` of two gradients, also of batches of gradients that autograd hides."""
-    if not torch.compiler.is_compiling() and (is_batched_gradient(first) or is_batched_gradient(second)):
-        return for_each_batched_gradient(lambda x, y: function(x, y, *where), first, second)
-    return function(first, second, *where)
 
 
 # --------------------------------------------------------------------------------------------------- the tail in place
@@ -120,8 +93,6 @@ def overwrite_tail(q, where: Where, consume: bool):
     if not needs_autograd(q):
         TURN_TAIL((q,), where)
         return q
-    check_memory(q, None, where.read)
-    check_writable(("q",), (q,))
     if not consume:
         check_inplace_autograd(q, None, where.angles)
     check_recordable(positions=where.positions, **where.angles.named)
@@ -143,10 +114,8 @@ class _OverwrittenTail(torch.autograd.Function):
         where = Where.of(*ctx.saved_tensors, ctx.first_position, ctx.options).transposed()
         if ctx.consume and _may_be_overwritten(grad):
             TURN_TAIL((grad,), where)
-        elif is_batched_gradient(grad):
-            (grad,) = for_each_batched_gradient(lambda g: (rotated(g, None, where, False),), grad)
         else:
-            grad = rotated(grad, None, where, False)
+            (grad,) = for_each_batched_gradient(lambda g: (rotated(g, None, where, False),), grad)
         return grad, None, None, None, None, None, None
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ropelab.autograd import qk_norm, rotation
-from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
+from ropelab.autograd.batching import for_each_batched_gradient
 from ropelab.call.checks import check_fixed_tables, check_recordable
 from ropelab.call.dispatcher import transformed
 from ropelab.call.operation import Prepared, Tensors
@@ -103,10 +103,7 @@ class _Projection(torch.autograd.Function):
         def found(*grads):
             return tuple(g for g in _gradients(ctx, grads, needed) if g is not None)
 
-        if not torch.compiler.is_compiling() and any(map(is_batched_gradient, grads)):
-            remaining = iter(for_each_batched_gradient(found, *grads))
-        else:
-            remaining = iter(found(*grads))
+        remaining = iter(for_each_batched_gradient(found, *grads))
         return *(next(remaining) if need else None for need in needed), *[None] * 7
 
 
@@ -114,7 +111,8 @@ def _gradients(ctx, grads: tuple[Any, Any, Any], needed: Sequence[bool]) -> list
     """The gradients of x, three weights, three biases and the weights of the norms, and None where not needed."""
     x, w0, w1, w2, q_weight, k_weight, cos, sin, positions, qkv = ctx.saved_tensors
     where = Where.of(cos, sin, positions, ctx.first_position, ctx.options)
-    weights, norms, (*of_product, _, _), of_norms = _present(w0, w1, w2), (q_weight, k_weight), needed, needed[7:]
+    weights = [w for w in (w0, w1, w2) if w is not None]
+    norms, (*of_product, _, _), of_norms = (q_weight, k_weight), needed, needed[7:]
     if torch.is_grad_enabled() or transformed():
         qkv_grad, *norm_grads = _recorded(x, weights, qkv, norms, grads, where, ctx.heads, ctx.eps)
     else:
@@ -169,7 +167,3 @@ def _of_product(qkv_grad, x, weights: Tensors, heads: Heads, needed) -> list[tor
     ]
     bias_grads = [part.sum(0) if need else None for part, need in zip(three(parts), of_biases, strict=True)]
     return [x_grad, *weight_grads, *bias_grads]
-
-
-def _present(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
-    return [x for x in tensors if x is not None]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
+from ropelab.autograd.batching import for_each_batched_gradient
 from ropelab.autograd.rotation import needs_autograd, rotate_recorded
 from ropelab.call.checks import check_recordable
 from ropelab.call.dispatcher import transformed
@@ -57,19 +57,16 @@ _NAMES = "q", "k", "q_weight", "k_weight", "cos", "sin", "positions"
 
 class _QKNormRope(torch.autograd.Function):
     @staticmethod
-    def forward(q, k, q_weight, k_weight, cos, sin, positions, first_position, options, eps):
-        where = Where.of(cos, sin, positions, first_position, options)
-        return FORWARD.run((q, k, q_weight, k_weight), where, eps)
-
-    @staticmethod
-    def setup_context(ctx, inputs, outputs):
+    def forward(ctx, *inputs):
         *tensors, ctx.first_position, ctx.options, ctx.eps = inputs
         if not torch.compiler.is_compiling():
             check_recordable(**dict(zip(_NAMES, tensors, strict=True)))
         ctx.save_for_backward(*tensors)
+        made = FORWARD.run(tensors[:4], Where.of(*inputs[4:-1]), ctx.eps)
         q_needs, k_needs, q_weight_needs, k_weight_needs, *_ = ctx.needs_input_grad
         needed = q_needs or q_weight_needs, k_needs or k_weight_needs
-        ctx.mark_non_differentiable(*(y for y, need in zip(outputs, needed, strict=True) if not need))
+        ctx.mark_non_differentiable(*(y for y, need in zip(made, needed, strict=True) if not need))
+        return made
 
     @staticmethod
     def backward(ctx, *grads):
@@ -97,9 +94,7 @@ def gradients(
     def found(q_grad, k_grad):
         return step(*given[:2], q_grad, k_grad, *given[2:], *where.flat, eps, weight_grads)
 
-    if not torch.compiler.is_compiling() and any(map(is_batched_gradient, grads)):
-        return for_each_batched_gradient(found, *grads)
-    return found(*grads)
+    return for_each_batched_gradient(found, *grads)
 
 
 def _gradients(*arguments: Any):
@@ -111,12 +106,8 @@ class _Gradients(torch.autograd.Function):
     """The gradients. A caller who differentiates them gets NotImplementedError."""
 
     @staticmethod
-    def forward(*arguments):
+    def forward(ctx, *arguments):
         return _gradients(*arguments)
-
-    @staticmethod
-    def setup_context(ctx, inputs, outputs):
-        pass
 
     @staticmethod
     def backward(ctx, *grads):

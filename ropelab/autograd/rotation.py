@@ -15,12 +15,11 @@ from ropelab.call.checks import (
     check_memory,
     check_places,
     check_recordable,
-    check_rope_arguments,
     check_writable,
 )
 from ropelab.call.dispatcher import copy_over, must_dispatch, transformed
 from ropelab.call.operation import Prepared
-from ropelab.call.rotation import rotate_or_dispatch
+from ropelab.call.rotation import ROTATE_IN_PLACE, rotate_or_dispatch
 from ropelab.call.where import Options, Where
 
 
@@ -81,8 +80,7 @@ def _overwrite(q, k, where: Where):
     check_untransformed()
     if must_dispatch(q, k):
         return _overwrite_by_copy(q, k, where)
-    check_rope_arguments(q, k, where)
-    check_layouts_alike(where.options)
+    ROTATE_IN_PLACE.check((q, k), where)
     check_memory(q, k, where.read)
     check_writable(("q", "k"), (q, k))
     check_inplace_autograd(q, k, where.angles)
@@ -91,14 +89,12 @@ def _overwrite(q, k, where: Where):
     if k is not None and (q._is_view() or k._is_view()):
         # Autograd can rewrite the history of a view only for a function with a single output.
         return tuple(
-            _record((x, None, *where.tensors), *where[2:], True) if x.requires_grad else _rotate_one(x, where)
+            _record((x, None, *where.tensors), *where[2:], True)
+            if x.requires_grad
+            else rotate_or_dispatch(x, None, where, True)
             for x in (q, k)
         )
     return _record((q, k, *where.tensors), *where[2:], True)
-
-
-def _rotate_one(x: torch.Tensor, where: Where):
-    return rotate_or_dispatch(x, None, where, True)
 
 
 def _overwrite_by_copy(q, k, where: Where):

@@ -12,7 +12,7 @@ Plain tensors in eager mode bypass PyTorch's dispatcher, because the dispatcher 
 All others take an operator of the dispatcher, for torch.compile, torch.export and fake tensors.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -24,8 +24,8 @@ from ropelab.call.dispatcher import PLAIN, is_subclass, must_dispatch, operator,
 from ropelab.call.memory import DisjointCheck, check_disjoint, is_plain, is_same_view
 from ropelab.call.remembered import Remembered
 from ropelab.call.where import SCHEMA, Options, Where, along_axes
-from ropelab.kernels import backend
-from ropelab.kernels.backends import forced_backend, why_torch
+from ropelab.kernels import backend, backends
+from ropelab.kernels.backends import why_torch
 from ropelab.kernels.rotation import MAX_BATCH, MOST_ROWS
 from ropelab.kernels.run import run
 from ropelab.kernels.tensors import OF_ANY_STRIDE, addresses_of
@@ -191,7 +191,7 @@ class Operation:
                         recorded = True
                         break
             key = (
-                self, recorded, forced_backend(), words, axes, rotary_slice,
+                self, recorded, backends.forced, words, axes, rotary_slice,
                 numbers, *map(type, numbers), type(offsets),
                 *(() if axes is None else map(type, axes)), *(() if rotary_slice is None else map(type, rotary_slice)),
                 *self._properties(tensors),
@@ -211,7 +211,7 @@ class Operation:
         try:
             rows = angles.position_count if self.writes else 0
             return (
-                self, options, numbers, forced_backend(), rows, angles.key(), *self._properties((*given, positions))
+                self, options, numbers, backends.forced, rows, angles.key(), *self._properties((*given, positions))
             )  # fmt: skip
         except _WITHOUT_KEY:
             return None
@@ -243,17 +243,22 @@ class Operation:
             self.check_plain(given, where)
             raise
 
-    def run(self, given: Tensors, where: Where, *numbers: Hashable, flat: tuple | None = None) -> Any:
+    def run(
+        self, given: Tensors, where: Where, *numbers: Hashable, flat: tuple | None = None, key: tuple | None = None
+    ) -> Any:
         """Make a call, through the dispatcher if `must_dispatch`, else directly, and return the tensors that it makes.
 
         Args:
             flat: the numbers of the operator, where they are others than those of the operation.
+            key: of `look_up`, to `remember` the call.
         """
         if self.writes:
             check_no_grad(self.names, given, where)
         i, j = self.heads[0], self.heads[-1]
         if not must_dispatch(given[i], given[j], (self.names[i], self.names[j])):
-            return tuple([x for x in self(given, where, *numbers) or () if x is not None])
+            found = self(given, where, *numbers) or ()
+            self.remember(key, given, where, *numbers)
+            return tuple([x for x in found if x is not None])
         self.check(given, where, *numbers)
         named, new = dict(zip(self.names, given, strict=True)), {}
         if self.writes and not torch.compiler.is_compiling():  # compilers cannot follow this check
@@ -300,7 +305,9 @@ class Operation:
     def check_plain(self, given: Tensors, where: Where) -> None:
         """Raise TypeError for a tensor whose class takes PyTorch's operations over, and so has no memory of its own."""
         named = [*zip(self.names, given, strict=True)]  # a result may have been made of an input that is wrong
-        check_plain((*named[self.writes :], *where.read.items(), *named[: self.writes]))
+        for name, x in (*named[self.writes :], *where.read.items(), *named[: self.writes]):
+            if type(x) not in PLAIN and is_subclass(name, x) and not is_plain(x):
+                raise TypeError(f"{name}: expected a plain tensor, got {type(x).__name__}")
 
     def _written_and_read(self, given: Tensors, where: Where) -> tuple[dict, dict]:
         """The tensors by their names, in the order of ``given``, of the tables and of the positions."""
@@ -353,13 +360,6 @@ class Operation:
         return lambda tensors, first_position, rows: run(
             plan, views(tensors), rotation, *arguments, first_position=first_position
         )
-
-
-def check_plain(named: Iterable[tuple[str, Any]]) -> None:
-    """Raise TypeError for a tensor by its name whose class takes PyTorch's operations over: it has no memory itself."""
-    for name, x in named:
-        if type(x) not in PLAIN and is_subclass(name, x) and not is_plain(x):
-            raise TypeError(f"{name}: expected a plain tensor, got {type(x).__name__}")
 
 
 _IN_ANY_FORMAT = {"k_cache", "v_cache", "cos", "sin", *OF_ANY_STRIDE}

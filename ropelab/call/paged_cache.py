@@ -28,21 +28,10 @@ WRITE.operator("ropelab::rope_and_cache", "float eps, float weight_offset, bool 
 
 
 def _of_entries(
-    kv_cache: Tensor,
-    q_out: Tensor,
-    k_out: Tensor | None,
-    q_nope_out: Tensor | None,
-    q_scale_out: Tensor | None,
-    kv_scale_cache: Tensor | None,
-    q_pe: Tensor,
-    k_pe: Tensor,
-    kv_c: Tensor,
-    q_nope: Tensor | None,
-    slots: Tensor,
-    q_scale: Tensor | None,
-    kv_scale: Tensor | None,
-    *angles: Any,
-) -> CacheTensors:
+    kv_cache: Tensor, q_out: Tensor, k_out: Tensor | None, q_nope_out: Tensor | None, q_scale_out: Tensor | None,
+    kv_scale_cache: Tensor | None, q_pe: Tensor, k_pe: Tensor, kv_c: Tensor, q_nope: Tensor | None, slots: Tensor,
+    q_scale: Tensor | None, kv_scale: Tensor | None, *angles: Any,
+) -> CacheTensors:  # fmt: skip
     """The tensors of `WRITE` for a cache of latent entries: an entry is a value, and the key behind it, of one head."""
     latent, key = kv_cache.unsqueeze(2).split_with_sizes((kv_c.shape[1], k_pe.shape[-1]), -1)
     k = k_pe.unsqueeze(1) if k_pe.ndim == 2 else k_pe

@@ -44,9 +44,11 @@ def check_call(given: tuple[Any, ...], where: Where, norm: Norm | None) -> None:
     if norm is not None:
         _check_weights(t, seq_format)
     _check_nope(t, norm)
-    for name, out, x in _outputs(t):
+    for name in ("q", "k", "v", "q_nope"):
+        out, x, of_q = getattr(t, f"{name}_out"), getattr(t, name), name in ("q", "q_nope")
         if out is not None and x is not None:
-            _check_output(name, out, x, t.q, FLOAT8_DTYPES if name in ("q_out", "q_nope_out") else ())
+            check_shape(f"{name}_out", out, x.shape, t.q, dtypes=(x.dtype, *(FLOAT8_DTYPES if of_q else ())))
+            check_adjacent(f"{name}_out", out)
     if t.q_nope_out is not None:
         check_dtype("q_nope_out", t.q_nope_out, t.q_out, "q_out")
     _check_caches(t, seq_format)
@@ -89,11 +91,6 @@ def check_slots(slots: torch.Tensor, capacity: int, cache: str) -> None:
         raise ValueError(f"slot_mapping: expected slots below the {capacity} slots of {cache}, got {last}")
 
 
-def _outputs(t: CacheTensors) -> list[tuple[str, torch.Tensor | None, torch.Tensor | None]]:
-    """The outputs but the caches: name, output and input."""
-    return [(f"{name}_out", getattr(t, f"{name}_out"), getattr(t, name)) for name in ("q", "k", "v", "q_nope")]
-
-
 def _check_value(t: CacheTensors, seq_format: str) -> None:
     check_heads("v", t.v, seq_format)
     check_like("v", t.v, t.q)
@@ -128,11 +125,6 @@ def _check_nope(t: CacheTensors, norm: Norm | None) -> None:
     check_shape("q_nope", t.q_nope, (*t.q.shape[:-1], "N"), t.q, dtypes=(t.q.dtype,))
     if not t.q_nope.shape[-1]:
         raise ValueError("q_nope: expected at least one feature of a head, got none")
-
-
-def _check_output(name: str, out: torch.Tensor, x: torch.Tensor, q: torch.Tensor, more_dtypes) -> None:
-    check_shape(name, out, x.shape, q, dtypes=(x.dtype, *more_dtypes))
-    check_adjacent(name, out)
 
 
 def _one_of(cache: torch.Tensor, name: str) -> str:

@@ -141,7 +141,7 @@ def run_projection(given: Tensors, where: Where, call: Call) -> tuple[torch.Tens
         given: the tensors of `PROJECT`.
     """
     (x, weights, biases), norms = factors(given), given[7:9]
-    if not dispatched(x, weights[0]):
+    if not must_dispatch(x, weights[0], PROJECT.names[:2]):
         return PROJECT(given, where, call)
     check_call(given, where, call)
     heads, eps = heads_of(given, call, where.options.seq_format), 0.0 if call.norm is None else call.norm.eps
@@ -355,11 +355,6 @@ qkv_rope_backward = operator(
     "Tensor q_grad, Tensor k_grad, Tensor v_grad, Tensor? qkv, Tensor? q_weight, Tensor? k_weight",
     "float eps, bool norm_grads", "Tensor[]", _backward, _backward_fake,
 )  # fmt: skip
-
-
-def dispatched(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether a call must go through the dispatcher, see `must_dispatch`."""
-    return must_dispatch(x, weight, ("x", "weight"))
 
 
 def _name(name: str, i: int, tensors: Sequence) -> str:
