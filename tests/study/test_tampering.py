@@ -61,7 +61,7 @@ def test_the_report_names_old_and_bad_records_and_shows_the_ledger(data, tmp_pat
         assert report.write(page, [], where=where) == []
     assert ":::{claim} AA-01" in pages["ledger.md"]
     text = pages["records.md"]
-    assert re.search(r":::{record} qk_norm\n.*Figures: norms\. .*kernels\.\w+_triton\._\w+_kernel", text)
+    assert re.search(r":::{record} qk_norm\n.*Figures: norms\. Changed since: .*kernels/\w+_triton\.py", text)
     with tampered(path, "{}"):
         (line,) = report.write(page, [], where=where)
     assert "norms is not drawn" in line and line in pages["index.md"]
