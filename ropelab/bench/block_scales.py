@@ -13,7 +13,7 @@ from ropelab import reference
 from ropelab.bench import packages, replaced, same_places, timing
 from ropelab.bench.cache_operations import OURS, VLLM
 from ropelab.bench.operation import Contender, Operation, table
-from ropelab.bench.peers import vllm, vllm_triton
+from ropelab.bench.peers import torch_library, vllm_triton
 from ropelab.bench.workloads import Workload
 from ropelab.kernels.block_scales import Page
 from ropelab.kernels.block_scales_torch import rows_of_cache
@@ -49,7 +49,7 @@ class BlockScales(Operation):
     tokens: int
     heads: int
 
-    of_packages = True
+    of_contenders = ("version", "sha256")
     scaled = True
     name: ClassVar[str]
     head_dim: ClassVar[int] = 512
@@ -88,17 +88,17 @@ class BlockScales(Operation):
         return self.tensors(self.work.cold_count(timing.cache_bytes()), device)
 
     def contenders(self, sets, device):
-        found: dict[str, Contender | str] = {OURS: Contender(self.ours)}
+        found: dict[str, Contender] = {OURS: Contender(self.ours)}
         try:
             runs, version, sha256 = self.vllm()
             return found | {name: Contender(run, version, sha256) for name, run in runs.items()}
         except packages.NotInstalled as error:
-            return found | {VLLM: f"not run: {error}"}
+            return found | {VLLM: Contender(f"not run: {error}")}
 
     def to_copy(self, call, step=""):
         return (call["x"],)
 
-    def check(self, run, call):
+    def check(self, run, call, step=""):
         return self.agreement(call, run(call))
 
     def tensors(self, count: int, device: torch.device | str) -> list[Tensors]:
@@ -305,7 +305,7 @@ class Input(BlockScales):
         return (q,)
 
     def vllm(self):
-        operators = vllm.operators()
+        operators = torch_library.operators("vllm")
 
         def run(call):
             q = operators.fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert(

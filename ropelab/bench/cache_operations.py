@@ -15,7 +15,7 @@ from ropelab import reference
 from ropelab.bench import packages, same_places, timing
 from ropelab.bench.agreement import disagreement
 from ropelab.bench.operation import Contender, Operation
-from ropelab.bench.peers import flashinfer, vllm
+from ropelab.bench.peers import flashinfer, torch_library
 from ropelab.bench.peers.flashinfer import APPEND, NORM_APPEND, NORM_APPEND_HEADS, cos_sin_cache
 from ropelab.bench.peers.torch_library import Operators
 from ropelab.bench.workloads import Workload
@@ -59,7 +59,7 @@ class CacheOperation(Operation):
     float8: bool = False
     float8_q: bool = False
 
-    of_packages = True
+    of_contenders = ("version", "sha256")
     scaled = True
     name: ClassVar[str]
     head_dim: ClassVar[int]
@@ -141,24 +141,24 @@ class CacheOperation(Operation):
         return sets
 
     def contenders(self, sets, device):
-        found: dict[str, Contender | str] = {OURS: Contender(self.ours(device))}
+        found: dict[str, Contender] = {OURS: Contender(self.ours(device))}
         if separate := self.separate(device):
             found[SEPARATE] = Contender(separate)
         try:
-            operators = vllm.operators()
+            operators = torch_library.operators("vllm")
             if run := self.vllm(operators, device):
                 found[VLLM] = Contender(run, operators.version, operators.sha256)
         except packages.NotInstalled as error:
-            found[VLLM] = f"not run: {error}"
+            found[VLLM] = Contender(f"not run: {error}")
         if self.flashinfer_function:
             try:
                 function = flashinfer.function(FLASHINFER_VERSION, self.flashinfer_function)
                 found[FLASHINFER] = Contender(self.flashinfer(function, device), FLASHINFER_VERSION)
             except (packages.NotInstalled, ValueError) as error:  # ValueError: there is no kernel for this GPU
-                found[FLASHINFER] = f"not run: {error}"
+                found[FLASHINFER] = Contender(f"not run: {error}")
         return found
 
-    def check(self, run, call):
+    def check(self, run, call, step=""):
         """``"ok"`` if a run agrees with float64, writes the slots of its tokens, and leaves all other slots alone."""
         fresh = {name: x.clone() for name, x in call.items()}
         right, slots = self.right(call), call["slots"]

@@ -138,7 +138,7 @@ class CachedKeys(Operation):
         moved = as_bytes(call["cache"]).flatten(0, 1)[call["slots"]]
         return [same_places.in_place(moved, self.head_dim - self.moved, self.moved)]
 
-    def check(self, run, call):
+    def check(self, run, call, step=""):
         """``"ok"`` if a run agrees with float64 in its slots, and leaves all other slots and scales alone."""
         fresh, slots = {name: x.clone() for name, x in call.items()}, call["slots"]
         with torch.no_grad():

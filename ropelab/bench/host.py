@@ -11,9 +11,10 @@ import torch
 from ropelab import apply_rope, qkv_rope, qkv_rope_and_cache, rope_and_cache, rotary_table
 from ropelab.bench import peers, timing
 from ropelab.bench.cells import progress
-from ropelab.bench.compare import bind, checked, tidy
 from ropelab.bench.names import BOTH, CALLS, NO_GRAD, PLAIN, RECORDED
+from ropelab.bench.operation import checked, divided, tidy
 from ropelab.bench.projection import Projection
+from ropelab.bench.rotation import PeerRotation
 from ropelab.bench.workloads import DENSE_CELLS, Buffers
 from ropelab.layout.pairing import LAYOUTS
 
@@ -23,26 +24,27 @@ TOKENS = 1, 64, 512, 4096, 16384
 PAGE = 16
 
 
-def host(*, smoke: bool = False) -> pd.DataFrame:
+def host(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
     """Measure the host time of an eager call with few tokens, for each of `CALLS` that a contender offers.
 
     Columns: the columns of the workload, call, contender, status, median_us, q20_us, q80_us, samples.
     """
-    frames = []
-    shapes = [replace(DENSE_CELLS[-1].workload, layout=layout) for layout in LAYOUTS]
-    for shape in progress(shapes, lambda shape: shape.description):
-        (buffers,) = shape.buffers()
-        bound, status = bind(shape, peers.of("host"), buffers)
+    frames, contending, work = [], peers.of("host"), DENSE_CELLS[-1].workload
+    cases = [PeerRotation(replace(work, layout=layout), contending, count=1) for layout in LAYOUTS]
+    for rotation in progress(cases, lambda rotation: rotation.description):
+        sets = rotation.sets(device)
+        found = rotation.contenders(sets, device)
         for name in CALLS:
-            work, outcome = replace(shape, direction="backward" if name == BOTH else "forward"), dict(status)
+            step = "backward" if name == BOTH else "forward"
+            right, wrong = divided(found, checked(rotation, sets, found, device, step), step)
             contenders = {
-                peer.name: partial(_call, rotate, buffers, name)
-                for peer, rotate in checked(bound, work, buffers, outcome).items()
-                if name in (NO_GRAD, PLAIN) or "backward" in peer.directions
+                peer: partial(_call, one.run, sets[0], name)
+                for peer, one in right.items()
+                if name in (NO_GRAD, PLAIN) or one.offers("backward")
             }
             with torch.set_grad_enabled(name != NO_GRAD):
                 frame = timing.host_times(contenders, rounds=3 if smoke else 25, batch=40)
-            frames.append(tidy(frame, work.columns, outcome).assign(call=name))
+            frames.append(tidy(frame, rotation.at(step).columns, wrong).assign(call=name))
     return pd.concat(frames, ignore_index=True)
 
 

@@ -3,9 +3,6 @@
 `host` measures the rotation alone, and `host.projection` the projection.
 """
 
-from collections.abc import Callable
-from functools import partial
-
 import pandas as pd
 import torch
 
@@ -13,10 +10,9 @@ from ropelab.bench import cells, timing
 from ropelab.bench.block_scales import HEADS, Indexer, Input, Output
 from ropelab.bench.cache_operations import PAGE, LatentCache, NormAndCache, WholeLatentCache
 from ropelab.bench.cached_keys import CachedKeys
-from ropelab.bench.compare import tidy
 from ropelab.bench.latent_attention import PARTS, VIEW, Latent
 from ropelab.bench.mrope import MODELS, MRope
-from ropelab.bench.operation import Contender, Operation, checked
+from ropelab.bench.operation import Operation, checked, divided, tidy
 
 TOKENS = 8
 
@@ -54,13 +50,8 @@ def operations() -> dict[str, Operation]:
 def _compare(name: str, operation: Operation, device: torch.device | str, rounds: int) -> pd.DataFrame:
     sets = operation.sets(device)
     found = operation.contenders(sets, device)
-    ready = {name: one for name, one in found.items() if isinstance(one, Contender)}
-    status = {name: one for name, one in found.items() if isinstance(one, str)}
-    status |= {name: why for name, why in checked(operation, sets, ready, device).items() if why != "ok"}
-
-    def call_of(one: Contender) -> Callable[[], object]:
-        calls = one.calls or partial(operation.calls, one.run)
-        return calls(sets[:1], operation.steps[0])[0]
-
-    timed = {name: partial(call_of, one) for name, one in ready.items() if name not in status}
-    return tidy(timing.host_times(timed, rounds=rounds, batch=40), {"function": name, "tokens": TOKENS}, status)
+    step = operation.steps[0]
+    right, wrong = divided(found, checked(operation, sets, found, device), step)
+    calls = {contender: operation.prepared(one, sets[:1], step) for contender, one in right.items()}
+    timed = {contender: lambda calls=calls: calls()[0] for contender, calls in calls.items()}
+    return tidy(timing.host_times(timed, rounds=rounds, batch=40), {"function": name, "tokens": TOKENS}, wrong)

@@ -68,7 +68,7 @@ class Latent(Operation):
 
     steps = DIRECTIONS
     step_column = "direction"
-    of_packages = True
+    of_contenders = ("version", "sha256")
     differentiates = True
 
     @property
@@ -159,7 +159,7 @@ class Latent(Operation):
             calls.append(partial(torch.autograd.grad, run(*leaves), leaves, call["cotangents"], retain_graph=True))
         return calls
 
-    def check(self, run, call):
+    def check(self, run, call, step=""):
         """``"ok"`` if results and gradients agree with float64."""
         inputs, cotangents = call["inputs"], call["cotangents"]
         # Megatron-LM's functions overwrite q and the gradient of q.
@@ -170,7 +170,7 @@ class Latent(Operation):
         return disagreement(found, self.right(inputs, cotangents), ROUNDINGS)
 
     def contenders(self, sets, device):
-        found: dict[str, Contender | str] = {
+        found: dict[str, Contender] = {
             OURS: Contender(self.ours(device)), SEPARATE: Contender(self.separate(device)),
         }  # fmt: skip
         if self.part == VIEW:
@@ -179,7 +179,7 @@ class Latent(Operation):
             version, _ = packages.locate(megatron.PACKAGE)
             return found | {MEGATRON: Contender(self.theirs(device), version, megatron.sha256(version))}
         except packages.NotInstalled as error:
-            return found | {MEGATRON: f"not run: {error}"}
+            return found | {MEGATRON: Contender(f"not run: {error}")}
 
     def tables(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
         """Cosines and sines ``[tokens, R/2]``."""

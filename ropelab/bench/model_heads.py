@@ -9,9 +9,10 @@ import torch
 
 from ropelab.bench import compiling, copies, peers, same_places, timing
 from ropelab.bench.cells import progress
-from ropelab.bench.compare import bind, checked, tidy
 from ropelab.bench.model_cells import Call, Cell, cells, on_meta
 from ropelab.bench.names import SAME_PLACES
+from ropelab.bench.operation import checked, divided, tidy
+from ropelab.bench.rotation import PeerRotation
 from ropelab.bench.workloads import Buffers
 from ropelab.kernels import rotate_torch
 from ropelab.kernels.tensors import RotateTensors
@@ -62,14 +63,15 @@ def _timed(cell: Cell, others: Sequence[peers.Peer], rounds: int) -> pd.DataFram
     sets = cell.sets(timing.cache_bytes())
     calls = [Call(cell, buffers) for buffers in sets]
     contenders: dict[str, Callable] = {"ropelab": partial(planned, calls)}
-    bound, status = bind(cell.workload, others, sets[0]) if others else ({}, {})
-    ready = checked(bound, cell.workload, sets[0], status)
-    contenders |= {peer.name: partial(peers.calls, rotate, cell.workload, sets) for peer, rotate in ready.items()}
+    rotation, step = PeerRotation(cell.workload, others), cell.workload.direction
+    found = rotation.contenders(sets, "cuda")
+    right, wrong = divided(found, checked(rotation, sets, found, "cuda", step), step)
+    contenders |= {name: rotation.prepared(one, sets, step) for name, one in right.items()}
     about = {"tile": str(calls[0].tile), "same_bits": same_bits(cell, sets[0])}
     if torch.cuda.is_available():
         about |= compiling.counters(calls[0], calls[0].tile)
     frame = against_copies(contenders, calls, rounds)
-    frame = tidy(frame, cell.columns, status)
+    frame = tidy(frame, cell.columns, wrong)
     ours = frame.contender == "ropelab"
     return frame.assign(**{name: pd.Series([value] * len(frame)).where(ours) for name, value in about.items()})
 

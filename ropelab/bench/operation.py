@@ -14,7 +14,6 @@ import pandas as pd
 import torch
 
 from ropelab.bench import cells, copies, same_places, timing
-from ropelab.bench.compare import tidy
 from ropelab.bench.rows import are_copies
 
 COPY = "copy"
@@ -26,18 +25,23 @@ class Contender:
     """A function of the inputs of a call, and what is known of a package that it comes from.
 
     Attributes:
-        run: the function; `Operation.calls` makes calls of it.
+        run: the function, of which `Operation.calls` makes calls; or why it cannot run: ``"not run: ..."``.
         version, sha256: of the package, and of its library or files in hexadecimal.
         steps: the steps that the contender offers; None for all.
         check, calls: in place of `Operation.check`, and of `Operation.calls` without the run.
+        in_place: whether the results overwrite the inputs.
     """
 
-    run: Callable
+    run: Callable | str
     version: str = ""
     sha256: str = ""
     steps: Sequence[str] | None = None
-    check: Callable[[Callable, Any], str] | None = None
+    check: Callable[..., str] | None = None
     calls: Callable[[Sequence[Any], str], Sequence[timing.Call]] | None = None
+    in_place: bool = False
+
+    def offers(self, step: str) -> bool:
+        return self.steps is None or step in self.steps
 
 
 class Operation(ABC):
@@ -46,7 +50,8 @@ class Operation(ABC):
     Attributes:
         steps: what is timed, one after the other.
         step_column: the column of the step in a record; "" where there is one step without a name.
-        of_packages: whether records have the version and the hash of packages.
+        of_contenders: the attributes of contenders that records have as columns.
+        checks_each_step: whether a result may be right in one step alone. Otherwise `check` looks at all of them.
         scaled: whether the time of a copy counts by the share of the bytes that must move: `bytes` over those of the
             copy. Otherwise the copy moves the bytes that must move.
         one_copy: whether a record has the fastest copy alone, as `COPY`.
@@ -55,7 +60,8 @@ class Operation(ABC):
 
     steps: ClassVar[Sequence[str]] = ("",)
     step_column: ClassVar[str] = ""
-    of_packages: ClassVar[bool] = False
+    of_contenders: ClassVar[Sequence[str]] = ()
+    checks_each_step: ClassVar[bool] = False
     scaled: ClassVar[bool] = False
     one_copy: ClassVar[bool] = False
     differentiates: ClassVar[bool] = False
@@ -81,11 +87,11 @@ class Operation(ABC):
         """As many sets of inputs as keep every access out of the L2 cache."""
 
     @abstractmethod
-    def contenders(self, sets: Sequence[Any], device: torch.device | str) -> Mapping[str, Contender | str]:
-        """The name of each contender -> the contender, or why it cannot run: ``"not run: ..."``."""
+    def contenders(self, sets: Sequence[Any], device: torch.device | str) -> Mapping[str, Contender]:
+        """The name of each contender -> the contender."""
 
     @abstractmethod
-    def check(self, run: Callable, call: Any) -> str:
+    def check(self, run: Callable, call: Any, step: str = "") -> str:
         """``"ok"`` if a run on one set of inputs, which stay as they are, is right; else what is wrong."""
 
     @abstractmethod
@@ -100,9 +106,17 @@ class Operation(ABC):
         """The bytes that must move over those that a copy of these tensors moves; 1 where it moves what must move."""
         return self.bytes / (2 * sum(x.nbytes for x in copied)) if self.scaled else 1.0
 
-    def calls(self, run: Callable, sets: Sequence[Any], step: str = "") -> list[timing.Call]:
+    def calls(self, run: Callable, sets: Sequence[Any], step: str = "") -> Sequence[timing.Call]:
         """One call for each set."""
         return [partial(run, call) for call in sets]
+
+    def prepared(self, contender: Contender, sets: Sequence[Any], step: str) -> Callable[[], Sequence[timing.Call]]:
+        """The calls of a contender, as `timing.gpu_times` takes them."""
+        return partial(contender.calls or partial(self.calls, contender.run), sets, step)
+
+    def finished(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows with the further columns of the operation."""
+        return frame
 
 
 def table(operations: Iterable[Operation], *, rounds: int, device: torch.device | str = "cuda") -> pd.DataFrame:
@@ -114,22 +128,20 @@ def table(operations: Iterable[Operation], *, rounds: int, device: torch.device 
 def compare(operation: Operation, *, rounds: int, device: torch.device | str = "cuda") -> pd.DataFrame:
     """Time the contenders of an operation that are right, and copies.
 
-    Columns: those of the operation, and of the step; contender, status, median_us, q20_us, q80_us, samples;
-        fraction_of_copy, the fastest copy's time of the bytes that must move over the time of the contender; version
-        and sha256, where contenders come from packages. `names.SAME_PLACES` is the fastest copy to the same places.
+    Columns: those of the operation, and of the step; contender, status (``"ok"``, ``"wrong: ..."``, ``"failed: ..."``
+        or ``"not run: ..."``), median_us, q20_us, q80_us, samples; fraction_of_copy, the fastest copy's time of the
+        bytes that must move over the time of the contender; and `Operation.of_contenders`. `names.SAME_PLACES` is the
+        fastest copy to the same places.
     """
     sets = operation.sets(device)
     found = operation.contenders(sets, device)
-    ready = {name: one for name, one in found.items() if isinstance(one, Contender)}
-    wrong = {name: one for name, one in found.items() if isinstance(one, str)}
-    wrong |= {name: why for name, why in checked(operation, sets, ready, device).items() if why != "ok"}
+    statuses: dict[str, str] = {}
     frames = []
     for step in operation.steps:
-        offered = {name: one for name, one in ready.items() if one.steps is None or step in one.steps}
-        timed = {
-            name: partial(one.calls or partial(operation.calls, one.run), sets, step)
-            for name, one in offered.items() if name not in wrong
-        }  # fmt: skip
+        if operation.checks_each_step or not statuses:
+            statuses = checked(operation, sets, found, device, step)
+        right, wrong = divided(found, statuses, step)
+        timed = {name: operation.prepared(one, sets, step) for name, one in right.items()}
         copied = [operation.to_copy(call, step) for call in sets]
         places = [parts for call in sets if (parts := operation.places(call, step))]
         with torch.set_grad_enabled(operation.differentiates):
@@ -137,33 +149,46 @@ def compare(operation: Operation, *, rounds: int, device: torch.device | str = "
         if operation.one_copy:
             frame = fastest_copy_alone(frame)
         identity = {**operation.columns, **({operation.step_column: step} if operation.step_column else {})}
-        here = {name: why for name, why in wrong.items() if name not in ready or name in offered}
-        frames.append(tidy(frame, identity, here))
+        frames.append(tidy(frame, identity, wrong))
     frame = pd.concat(frames, ignore_index=True)
-    if not operation.of_packages:
-        return frame
-    of = [ready.get(name, Contender(len)) for name in frame.contender]
-    return frame.assign(version=[one.version for one in of], sha256=[one.sha256 for one in of])
+    of = [found.get(name, Contender("")) for name in frame.contender]
+    return operation.finished(frame.assign(**{about: [getattr(one, about) for one in of]
+                                              for about in operation.of_contenders}))  # fmt: skip
 
 
 def checked(
-    operation: Operation, sets: Sequence[Any], ready: Mapping[str, Contender], device: torch.device | str
+    operation: Operation,
+    sets: Sequence[Any],
+    found: Mapping[str, Contender],
+    device: torch.device | str,
+    step: str = "",
 ) -> dict[str, str]:
-    """The status of each contender. With the clock stopped, no result of the same size as is timed is compared."""
+    """The status of each contender; where each step is checked, of those that offer the step.
+
+    With the clock stopped, no result of the same size as is timed is compared.
+    """
     small = operation.checked
-    if small is operation:
-        if timing.is_stopped():
-            return {}
-    else:
+    statuses = {name: one.run for name, one in found.items() if isinstance(one.run, str)}
+    if small is not operation:
         sets = small.sets(device)
-        ready = {name: one for name, one in small.contenders(sets, device).items() if isinstance(one, Contender)}
-    found = {}
-    for name, contender in ready.items():
+        found = small.contenders(sets, device)
+    for name, one in found.items():
+        if isinstance(one.run, str) or (operation.checks_each_step and not one.offers(step)):
+            continue
         try:
-            found[name] = (contender.check or small.check)(contender.run, sets[0])
+            skipped = small is operation and timing.is_stopped()
+            statuses[name] = "ok" if skipped else (one.check or small.check)(one.run, sets[0], step)
         except Exception as error:  # the status records the error
-            found[name] = timing.failure(error)
-    return found
+            statuses[name] = timing.failure(error)
+    return statuses
+
+
+def divided(
+    found: Mapping[str, Contender], statuses: Mapping[str, str], step: str = ""
+) -> tuple[dict[str, Contender], dict[str, str]]:
+    """The contenders that offer a step and are right, and the status of each that offers it and is not."""
+    right = {name: one for name, one in found.items() if one.offers(step) and statuses.get(name, "ok") == "ok"}
+    return right, {name: why for name, why in statuses.items() if why != "ok" and found[name].offers(step)}
 
 
 def beside_copies(
@@ -228,3 +253,10 @@ def sweep(
     found = {field: [getattr(tile, field, absent) for tile in tried] for field, absent in fields.items()}
     frame = frame.assign(**found, chosen=[tile == chosen for tile in tried])
     return tidy(frame, columns).drop(columns="contender")
+
+
+def tidy(frame: pd.DataFrame, identity: Mapping[str, object], status: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """``frame`` with the columns of ``identity`` in front, and a row for each contender of ``status`` at the end."""
+    untimed = pd.DataFrame({"contender": list(status or {}), "status": list((status or {}).values())})
+    frame = pd.concat([frame, untimed], ignore_index=True) if len(untimed) else frame.reset_index(drop=True)
+    return pd.concat([pd.DataFrame([identity] * len(frame)), frame], axis=1)

@@ -9,7 +9,8 @@ import torch
 import ropelab
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import cells, peers, varlen_models
-from ropelab.bench.compare import compare
+from ropelab.bench.operation import compare
+from ropelab.bench.rotation import PeerRotation
 from ropelab.bench.workloads import Workload
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
@@ -32,16 +33,16 @@ def packings() -> list[Workload]:
 def packed(*, smoke: bool = False) -> pd.DataFrame:
     """Time every packing in both layouts and directions.
 
-    Columns: case, n_seqs, longest, tokens, heads, head_dim, dtype, layout, direction, bytes, freqs_len, and the columns
-        of `compare`. freqs_len is the number of rows of the table of angles, for the legacy grid and TransformerEngine,
-        because their times depend on it.
+    Columns: case, n_seqs, longest, tokens, heads, head_dim, dtype, layout, direction, bytes, freqs_len, and those
+        of `operation.compare`. freqs_len is the number of rows of the table of angles, for the legacy grid and
+        TransformerEngine, because their times depend on it.
     """
     cases = [replace(packings()[2], seq_len=8192, lengths=(64,) * 128)] if smoke else packings()
     shapes = [replace(case, layout=layout) for case in cases for layout in LAYOUTS]
 
     # One set of buffers is enough, because x alone is nine times as large as the cache.
     def measure(shape: Workload) -> pd.DataFrame:
-        return _columns(compare(shape, contenders(), rounds=3 if smoke else 6, sets=1), shape)
+        return _columns(compare(PeerRotation(shape, contenders(), count=1), rounds=3 if smoke else 6), shape)
 
     return cells.table(shapes, measure, lambda shape: shape.description)
 

@@ -13,10 +13,9 @@ import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import cells, copies, packages, replaced, timing
+from ropelab.bench import packages, replaced, timing
 from ropelab.bench.agreement import disagreement
-from ropelab.bench.compare import tidy
-from ropelab.bench.operation import COPY, fastest_copy_alone
+from ropelab.bench.operation import COPY, Contender, Operation, table
 from ropelab.bench.peers import quack
 from ropelab.bench.projection_law import Product
 from ropelab.call import operation, projection
@@ -33,8 +32,6 @@ HEADS = (32, 8), (28, 4), (64, 8)
 INPUTS = 2048, 4096, 8192
 TOKENS = 1, 64, 512, 2048, 4096, 8192, 16384
 BLOCK_TOKENS = 1, 64, 4096, 16384
-SECTIONS = 16, 24, 24
-"""The pairs along each axis in Qwen2-VL."""
 TILES = (
     (128, 256, 64, 8, 3, 8), (128, 256, 64, 8, 3, 4), (128, 256, 64, 8, 3, 16), (128, 256, 64, 8, 2, 8),
     (256, 128, 64, 8, 3, 8), (128, 128, 64, 4, 4, 8), (128, 128, 64, 8, 4, 8), (64, 256, 64, 4, 3, 8),
@@ -47,6 +44,7 @@ four of the rotation as in `decode_chain`, and one for the sums of the product."
 
 Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Return ``[T, N]`` for x ``[T, K]`` and the weight ``[N, K]``."""
+Find = Callable[["Tensors"], dict[str, Contender]]
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,8 @@ class Projection(Product):
     """A product of bfloat16 with a block behind it.
 
     Attributes:
-        block: what follows the product: "rotation", "norm" (before the rotation), "cache" (behind the rotation),
-            "norm and cache", or "axes" (a rotation by positions along three axes, as in Qwen2-VL).
+        block: what follows the product: "rotation", "norm" (before the rotation), "cache" (behind the rotation), or
+            "norm and cache".
         page: the slots of a block of the cache.
         layout: the pairs that rotate.
         counted: positions count up by themselves, and none are given.
@@ -97,10 +95,6 @@ class Tensors:
             for _ in range(sets)
         ]
         self.positions = torch.arange(case.tokens, device=device)
-        self.axes = None
-        if case.block == "axes":
-            self.positions = torch.stack((self.positions, self.positions // 2, self.positions // 3))
-            self.axes = tuple(axis for axis, pairs in enumerate(SECTIONS) for _ in range(pairs))
         self.cos, self.sin = ropelab.rotary_table(case.tokens, case.head_dim, device=device)
         self.norms = {"q_weight": draw(case.head_dim), "k_weight": draw(case.head_dim)} if "norm" in case.block else {}
         self.slots = torch.randperm(case.tokens, generator=generator, device=device)
@@ -118,7 +112,7 @@ class Tensors:
         tables = {"cos": self.cos, "sin": self.sin}
         angles = {"frequencies": ropelab.rotary_frequencies(case.head_dim, device=self.device)} if computed else tables
         where: dict[str, object] = {"layout": case.layout, "seq_format": "thd"}
-        where |= {} if counted or case.counted else {"positions": self.positions, "axes": self.axes}
+        where |= {} if counted or case.counted else {"positions": self.positions}
         return angles | where | {"q_heads": case.q_heads, "k_heads": case.k_heads, **self.norms}
 
     def heads(self, projected: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -141,7 +135,7 @@ class Tensors:
                 rstd = torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-6)
                 heads = heads * rstd * self.norms[f"{name}_weight"].double()
             tables = self.cos.double(), self.sin.double()
-            where = {"positions": self.positions, "axes": self.axes, "seq_format": "thd"}
+            where = {"positions": self.positions, "seq_format": "thd"}
             turned.append(reference.rotate(heads, *tables, layout=self.case.layout, **where))
         return {"q": turned[0], "k": turned[1], "v": v}
 
@@ -164,22 +158,36 @@ def _whole(q: torch.Tensor, case: Projection) -> torch.Tensor:
     return q.as_strided((len(q), case.outputs), (case.outputs, 1))
 
 
-def contenders(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
-    """The contenders by name, and the status of each that cannot run."""
-    case = tensors.case
-    found: dict[str, Run] = {ALONE: torch.nn.functional.linear, OURS: on_path(tensors, "pass")}
-    status: dict[str, str] = {}
-    found[KERNEL] = on_path(tensors, "product")
+def contenders(tensors: Tensors) -> dict[str, Contender]:
+    """The contenders of a study by name."""
+    case, found = tensors.case, paths(tensors)
     if case.block != "rotation":
-        return found, status
-    found |= {PRODUCT: partial(alone, tensors), COMPUTED: on_path(tensors, "product", computed=True)}
+        return found
+    computed = on_path(tensors, "product", computed=True)
+    found |= {PRODUCT: _unchecked(partial(alone, tensors)), COMPUTED: Contender(computed)}
     try:
         rotating = quack.projection(tensors.positions, case.q_heads, case.k_heads, case.head_dim)
         by_quack = on_path(tensors, "quack", computed=True, counted=True)
-        found |= {QUACK_ALONE: quack.product(), QUACK: rotating, BY_QUACK: by_quack}
+        return found | {
+            QUACK_ALONE: _unchecked(quack.product()), QUACK: Contender(rotating), BY_QUACK: Contender(by_quack),
+        }  # fmt: skip
     except packages.NotInstalled as error:
-        status |= dict.fromkeys((QUACK_ALONE, QUACK, BY_QUACK), f"not run: {error}")
-    return found, status
+        return found | dict.fromkeys((QUACK_ALONE, QUACK, BY_QUACK), Contender(f"not run: {error}"))
+
+
+def _steps(tensors: Tensors) -> dict[str, Contender]:
+    """The product alone, and with a pass behind it."""
+    return {ALONE: _unchecked(torch.nn.functional.linear), OURS: Contender(on_path(tensors, "pass"))}
+
+
+def paths(tensors: Tensors) -> dict[str, Contender]:
+    """The product alone, and both paths of `qkv_rope`."""
+    return _steps(tensors) | {KERNEL: Contender(on_path(tensors, "product"))}
+
+
+def _unchecked(product: Run) -> Contender:
+    """A product of others, or without a rotation."""
+    return Contender(product, check=lambda *_: "ok")
 
 
 def alone(tensors: Tensors, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -195,31 +203,25 @@ def alone(tensors: Tensors, x: torch.Tensor, weight: torch.Tensor) -> torch.Tens
 
 
 def projections(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
-    """Time the product with a rotation. Columns: see `_compare`."""
+    """Time the product with a rotation. Columns: see `Projected`."""
     cases = [Projection(t, k, *heads) for heads in HEADS for k in INPUTS for t in TOKENS]
     return _table(cases[:1] if smoke else cases, contenders, device, smoke)
 
 
 def blocks(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
-    """Time the product with a norm, a rotation and a paged cache, as far as a block has them. Columns: `_compare`."""
+    """Time the product with a norm, a rotation and a paged cache, as far as a block has them. Columns: `Projected`."""
     kinds = ("norm", "cache", "norm and cache")
     cases = [Projection(t, 4096, *heads, block=kind) for heads in HEADS[:2] for kind in kinds for t in BLOCK_TOKENS]
     return _table(cases[:3:2] if smoke else cases, contenders, device, smoke)
 
 
-def axes(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
-    """Time the product with a rotation by positions along three axes. Columns: `_compare`."""
-    cases = [Projection(t, 4096, *heads, block="axes") for heads in HEADS[:2] for t in BLOCK_TOKENS]
-    return _table(cases[:1] if smoke else cases, contenders, device, smoke)
-
-
 def tiles(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
-    """Time the kernel that rotates with several tiles. Columns: `_compare`; a contender is a tile."""
+    """Time the kernel that rotates with several tiles. Columns: `Projected`; a contender is a tile."""
     cases = [Projection(t, 4096, *heads) for heads in HEADS[:2] for t in (1024, 4096, 16384)]
     return _table(cases[:1] if smoke else cases, _tiles, device, smoke)
 
 
-def _tiles(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
+def _tiles(tensors: Tensors) -> dict[str, Contender]:
     kernels, ours = backend("projection", tensors.positions), on_path(tensors, "product")
 
     def with_tile(tile, x, weight):
@@ -228,20 +230,19 @@ def _tiles(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
         with replaced.attributes(kernels, plan_project=plan), replaced.attributes(operation, prepared_calls=calls):
             return ours(x, weight)
 
-    found = {"x".join(map(str, tile)): partial(with_tile, tile) for tile in TILES}
-    return {ALONE: torch.nn.functional.linear, OURS: on_path(tensors, "pass")} | found, {}
+    return _steps(tensors) | {"x".join(map(str, tile)): Contender(partial(with_tile, tile)) for tile in TILES}
 
 
 def compiled(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
     """Time torch.compile with max-autotune of the product, and of the product with the rotation in torch operations.
 
-    Columns: `_compare`.
+    Columns: `Projected`.
     """
     cases = [Projection(t, 4096, 32, 8) for t in (64, 4096, 16384)]
     return _table(cases[:1] if smoke else cases, _compiled, device, smoke)
 
 
-def _compiled(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
+def _compiled(tensors: Tensors) -> dict[str, Contender]:
     case = tensors.case
     cos, sin = (t[tensors.positions][:, None] for t in (tensors.cos, tensors.sin))
 
@@ -253,55 +254,71 @@ def _compiled(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
         return torch.cat((turned, v), -2).flatten(-2)
 
     autotuned = partial(torch.compile, mode="max-autotune-no-cudagraphs", dynamic=False)
-    return {
-        ALONE: torch.nn.functional.linear, OURS: on_path(tensors, "pass"),
-        "compiled product": autotuned(torch.nn.functional.linear), "compiled product and rotation": autotuned(rotated),
-    }, {}  # fmt: skip
+    return _steps(tensors) | {
+        "compiled product": _unchecked(autotuned(torch.nn.functional.linear)),
+        "compiled product and rotation": Contender(autotuned(rotated)),
+    }
 
 
-def _table(cases: Sequence[Projection], find: Callable, device: torch.device | str, smoke: bool) -> pd.DataFrame:
+def _table(cases: Sequence[Projection], find: Find, device: torch.device | str, smoke: bool) -> pd.DataFrame:
     cases = [replace(case, tokens=min(case.tokens, 64)) for case in cases] if smoke else cases
-    measure = partial(_compare, find=find, device=device, rounds=3 if smoke else 12)
     with torch.no_grad():
-        return cells.table(cases, measure, lambda case: f"{case.block}, {case.tokens} x {case.inputs} x {case.outputs}")
+        return table([Projected(case, find) for case in cases], rounds=3 if smoke else 12, device=device)
 
 
-def _compare(case: Projection, find: Callable, device: torch.device | str, rounds: int) -> pd.DataFrame:
-    """Time the contenders of one workload.
+@dataclass(frozen=True)
+class Projected(Operation):
+    """A product with what follows it.
 
     Columns: tokens, inputs, outputs, q_heads, k_heads, head_dim, block; contender, status, median_us, q20_us, q80_us,
         samples; over_product, the median over that of cuBLAS alone; tflops, the operations of the product over the
         median; pass_bytes, what a pass over q and k reads and writes. ``copy`` is the fastest copy of so many bytes.
+
+    Attributes:
+        find: gives the contenders for tensors.
+        count, seed: of the sets of tensors; 0 for as many sets as leave none in the cache.
     """
-    tensors = Tensors(case, device, sets=case.sets(timing.cache_bytes()))
-    functions, status = find(tensors)
-    small = Tensors(case.checked, device, seed=1)
-    for name, run in find(small)[0].items():
-        found = "ok" if name in (ALONE, PRODUCT, QUACK_ALONE, "compiled product") else outcome(small, run)
-        if found != "ok":
-            status[name] = found
-    right = {name: run for name, run in functions.items() if name not in status}
-    timed = {name: partial(calls, run, tensors.sets) for name, run in right.items()}
-    moved = [[torch.empty(case.pass_bytes // 4, dtype=torch.bfloat16, device=device)] for _ in tensors.sets]
-    frame = timing.gpu_times(timed | copies.contenders(moved), rounds=rounds)
-    frame = tidy(fastest_copy_alone(frame), case.columns, status)
-    torch.cuda.empty_cache()  # the graphs have memory of their own
-    product = frame[frame.contender == ALONE].median_us.min()
-    return frame.assign(
-        over_product=frame.median_us / product,
-        tflops=(case.operations / frame.median_us / 1e6).where(frame.contender != COPY),
-        pass_bytes=case.pass_bytes,
-    )
 
+    case: Projection
+    find: Find
+    count: int = 0
+    seed: int = 0
 
-def outcome(tensors: Tensors, run: Run) -> str:
-    """The status of a contender: that of its check, or why it raised."""
-    try:
-        return tensors.check(run)
-    except Exception as error:  # the status records the error
-        return timing.failure(error)
+    one_copy = True
 
+    @property
+    def columns(self):
+        return self.case.columns
 
-def calls(run: Run, sets: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[timing.Call]:
-    """One call for each set."""
-    return [partial(run, *tensors) for tensors in sets]
+    @property
+    def description(self):
+        return f"{self.case.block}, {self.case.tokens} x {self.case.inputs} x {self.case.outputs}"
+
+    @property
+    def checked(self):
+        return replace(self, case=self.case.checked, count=1, seed=1)
+
+    def sets(self, device):
+        """Each has the `Tensors`, and its x and weight."""
+        tensors = Tensors(self.case, device, self.count or self.case.sets(timing.cache_bytes()), self.seed)
+        return [(tensors, *pair) for pair in tensors.sets]
+
+    def contenders(self, sets, device):
+        return self.find(sets[0][0])
+
+    def check(self, run, call, step=""):
+        return call[0].check(run)
+
+    def calls(self, run, sets, step=""):
+        return [partial(run, x, weight) for _, x, weight in sets]
+
+    def to_copy(self, call, step=""):
+        return (torch.empty(self.case.pass_bytes // 4, dtype=torch.bfloat16, device=call[1].device),)
+
+    def finished(self, frame):
+        product = frame[frame.contender == ALONE].median_us.min()
+        return frame.drop(columns="fraction_of_copy").assign(
+            over_product=frame.median_us / product,
+            tflops=(self.case.operations / frame.median_us / 1e6).where(frame.contender != COPY),
+            pass_bytes=self.case.pass_bytes,
+        )

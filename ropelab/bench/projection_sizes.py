@@ -15,8 +15,8 @@ import torch
 
 from ropelab import apply_qk_norm_rope, apply_rope
 from ropelab.bench import cells, timing
-from ropelab.bench.compare import tidy
-from ropelab.bench.projection import ALONE, KERNEL, OURS, PRODUCT, Projection, Tensors, alone, calls, on_path, outcome
+from ropelab.bench.operation import Contender, checked, divided, tidy
+from ropelab.bench.projection import KERNEL, OURS, PRODUCT, Projected, Projection, Tensors, alone, on_path, paths
 from ropelab.call.projection import Heads
 from ropelab.layout.pairing import LAYOUTS
 
@@ -65,18 +65,13 @@ def sizes(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.Dat
 
 
 def _compare(seed: int, case: Projection, device: torch.device | str, rounds: int) -> pd.DataFrame:
-    tensors, status = Tensors(case, device, sets=case.sets(timing.cache_bytes())), {}
-    runs = {ALONE: torch.nn.functional.linear, OURS: on_path(tensors, "pass"), KERNEL: on_path(tensors, "product")}
-    small = Tensors(case.checked, device, seed=1)
-    for name, path in ((OURS, "pass"), (KERNEL, "product")):
-        if (found := outcome(small, on_path(small, path))) != "ok":
-            status[name] = found
-    timed: dict[str, Callable] = {
-        name: partial(calls, run, tensors.sets) for name, run in runs.items() if name not in status
-    }
-    if KERNEL in timed:
-        timed[PRODUCT] = partial(calls, partial(alone, tensors), tensors.sets)
-    frame = timing.gpu_times(timed, rounds=rounds)
+    projected = Projected(case, paths)
+    sets = projected.sets(device)
+    tensors, found = sets[0][0], projected.contenders(sets, device)
+    right, wrong = divided(found, checked(projected, sets, found, device))
+    if KERNEL in right:
+        right[PRODUCT] = Contender(partial(alone, tensors))
+    frame = timing.gpu_times({name: projected.prepared(one, sets, "") for name, one in right.items()}, rounds=rounds)
     torch.cuda.empty_cache()  # the graphs have memory of their own
     pass_us = frame.loc[frame.contender == OURS, "median_us"].max()
     batch = round(min(max(_BATCH_US / pass_us, _BATCH[0]), _BATCH[1])) if pass_us > 0 else _BATCH[0]
@@ -85,7 +80,7 @@ def _compare(seed: int, case: Projection, device: torch.device | str, rounds: in
         EAGER_STEPS: partial(_in_turn, _steps(tensors), tensors),
     }
     frame = pd.concat([frame, timing.host_times(eager, rounds=rounds, batch=batch, both=True)])
-    return tidy(frame, {"draw": seed, **case.columns, "layout": case.layout, "counted": case.counted}, status)
+    return tidy(frame, {"draw": seed, **case.columns, "layout": case.layout, "counted": case.counted}, wrong)
 
 
 def _steps(tensors: Tensors) -> Callable:

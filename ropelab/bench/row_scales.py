@@ -89,7 +89,7 @@ class RowScales(Operation):
 
         return run
 
-    def check(self, run, call):
+    def check(self, run, call, step=""):
         """``"ok"`` if stored numbers times their scales agree with float64, and other slots keep codes and scales."""
         case, slots = self.case, call["slots"]
         fresh = {name: x.clone() for name, x in call.items()}

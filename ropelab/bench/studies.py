@@ -7,7 +7,6 @@ from ropelab.bench.block_scales import block_scales
 from ropelab.bench.cache_tile_sweep import one_pass_tiles
 from ropelab.bench.cached_keys import cached_keys
 from ropelab.bench.conformance import conformance
-from ropelab.bench.decode_chain import decode_chain
 from ropelab.bench.dense import deepspeed_table, dense, few_tokens, formats, lengths
 from ropelab.bench.host import host
 from ropelab.bench.host import projection as projection_host
@@ -19,7 +18,7 @@ from ropelab.bench.mrope import mrope
 from ropelab.bench.packed import packed
 from ropelab.bench.paged_cache import one_pass_cells, paged_cache
 from ropelab.bench.peak_memory import memory
-from ropelab.bench.projection import axes, blocks, compiled, projections
+from ropelab.bench.projection import blocks, compiled, projections
 from ropelab.bench.projection import tiles as projection_tiles
 from ropelab.bench.projection_sizes import sizes as projection_sizes
 from ropelab.bench.qk_norm import qk_norm
@@ -29,7 +28,6 @@ from ropelab.bench.servers import servers
 from ropelab.bench.study import Study
 from ropelab.bench.table_free import table_free, table_free_error
 from ropelab.bench.tile_regret import tile_regret
-from ropelab.bench.tile_sweep import tiles
 from ropelab.bench.whole_models import whole_models
 from ropelab.bench.workers import MOST_PROCESSES
 
@@ -58,7 +56,6 @@ STUDIES: dict[str, Study] = {
     # With 16,384 tokens x, the weight and a result of 10,240 features take 0.8 GiB, and each contender keeps a result.
     "projection": Study(projections, gpu_gib=4, rows=63),
     "projection_blocks": Study(blocks, gpu_gib=3, rows=24),
-    "projection_axes": Study(axes, gpu_gib=3, rows=8, wide=True),
     "projection_compiled": Study(compiled, gpu_gib=4, rows=3),
     "projection_tiles": Study(projection_tiles, gpu_gib=4, rows=6, wide=True),
     # With 32,768 tokens and 96 heads a result takes 0.8 GiB, and each contender keeps one.
@@ -69,9 +66,7 @@ STUDIES: dict[str, Study] = {
     "host": Study(host, gpu_gib=1, rows=8),
     "host_functions": Study(host_functions, gpu_gib=2, rows=8),
     "projection_host": Study(projection_host, gpu_gib=2),
-    "decode_chain": Study(decode_chain, gpu_gib=2, rows=4, wide=True),
     "deepspeed_table": Study(deepspeed_table, gpu_gib=3, rows=12),
-    "tiles": Study(tiles, gpu_gib=28, rows=1398, wide=True),
     "one_pass_tiles": Study(one_pass_tiles, gpu_gib=9, rows=450, wide=True),
     "model_heads": Study(model_heads, gpu_gib=8, rows=CELLS, wide=True, short=partial(model_heads, count=CELLS // 10)),
     "tile_regret": Study(tile_regret, gpu_gib=8, rows=3343, wide=True),

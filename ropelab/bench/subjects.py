@@ -18,7 +18,7 @@ import torch
 
 from ropelab import apply_rope, rotary_frequencies
 from ropelab.bench import packages, replaced
-from ropelab.bench.peers import flashinfer, vllm
+from ropelab.bench.peers import flashinfer, torch_library
 from ropelab.kernels import INTERPRETED
 from ropelab.layout.pairing import LAYOUTS
 
@@ -174,7 +174,7 @@ def vllm_operator(positions, query, key, head_size, cos_sin_cache, is_neox) -> N
 def _vllm() -> Callable[..., None]:
     if not torch.cuda.is_available():
         raise packages.NotInstalled("vLLM's CUDA kernel needs a GPU")
-    return vllm.operators().rotary_embedding
+    return torch_library.operators("vllm").rotary_embedding
 
 
 class _TorchWithoutGPU:

@@ -10,9 +10,10 @@ import torch
 from ropelab import apply_rope, rotary_frequencies
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.angles.table_free import fixed_point
-from ropelab.bench.compare import table
 from ropelab.bench.exact_waves import exact_waves, ulps
-from ropelab.bench.peers import PEERS, Peer
+from ropelab.bench.operation import table
+from ropelab.bench.peers import BY_NAME, Peer
+from ropelab.bench.rotation import PeerRotation
 from ropelab.bench.workloads import DENSE_CELLS, Workload
 from ropelab.layout.pairing import LAYOUTS
 
@@ -32,21 +33,18 @@ def _bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Callable:
     return lambda q, k: apply_rope(q, k, **options)
 
 
-_CONTENDERS = (
-    Peer(TABLE_FREE, _bind, "none, exact angles"),
-    *(peer for peer in PEERS if peer.name == "ropelab"),
-)
+_CONTENDERS = Peer(TABLE_FREE, _bind, "none, exact angles"), BY_NAME["ropelab"]
 
 
 def table_free(*, smoke: bool = False) -> pd.DataFrame:
-    """Time the kernel with and without tables. Columns: the columns of `ropelab.bench.compare.compare`."""
+    """Time the kernel with and without tables. Columns: those of `PeerRotation`."""
     cells = {cell.workload.name: cell.workload for cell in DENSE_CELLS}
     names = ("4x4096 32/8 128", "1x4096 32/8 128", "1x4096 32/8 64", "1x4096 16/1 256")
     shapes = [cells[name] for name in names]
     shapes.append(replace(shapes[0], name="1x65536 32/8 128", batch=1, seq_len=65536))
     shapes.append(replace(shapes[0], seq_format="bhsd"))
     shapes = [replace(shape, layout=layout) for shape in (shapes[1:2] if smoke else shapes) for layout in LAYOUTS]
-    return table(shapes, _CONTENDERS, rounds=3 if smoke else 10)
+    return table([PeerRotation(shape, _CONTENDERS) for shape in shapes], rounds=3 if smoke else 10)
 
 
 def table_free_error(*, smoke: bool = False, device: str = "cuda") -> pd.DataFrame:

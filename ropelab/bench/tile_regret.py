@@ -10,9 +10,9 @@ import torch
 
 from ropelab.bench import compiling, timing
 from ropelab.bench.cells import progress
-from ropelab.bench.compare import tidy
 from ropelab.bench.model_cells import Call, Cell, cells, on_meta, packed_prefills, prefills
 from ropelab.bench.model_heads import against_copies, planned
+from ropelab.bench.operation import tidy
 from ropelab.kernels import tile_of
 from ropelab.kernels.tiles import FlatTile, Tile, candidates
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.bench import latent_attention, packages, peers, qk_norm, qk_norm_in_qkv, studies
+from ropelab.bench import latent_attention, packages, peers, studies
 from ropelab.bench.cache_operations import LatentCache, NormAndCache
-from ropelab.bench.peers import sglang_kernel, vllm
+from ropelab.bench.operation import checked
+from ropelab.bench.peers import torch_library
+from ropelab.bench.qk_norm import QKNorm
 from ropelab.bench.workloads import Workload
 from ropelab.interop import sglang as interop
 from ropelab.layout.pairing import LAYOUTS
@@ -57,9 +59,9 @@ def agrees(name: str, case: Workload) -> None:
 
 
 @layouts
-@pytest.mark.parametrize("module", [vllm, sglang_kernel], ids=["vllm", "sglang"])
-def test_our_adapter_takes_the_same_arguments_and_agrees(module, layout):
-    rotate = module.operators().rotary_embedding
+@pytest.mark.parametrize("engine", torch_library.LIBRARIES)
+def test_our_adapter_takes_the_same_arguments_and_agrees(engine, layout):
+    rotate = torch_library.operators(engine).rotary_embedding
     cos, sin = ropelab.rotary_table(64, 96, device="cuda")
     cache, positions = torch.cat((cos, sin), -1).bfloat16(), torch.randint(64, (50,), device="cuda")
     q, k = (torch.randn(50, heads * 128, device="cuda", dtype=torch.bfloat16) for heads in (8, 2))
@@ -77,14 +79,13 @@ def test_our_adapter_takes_the_same_arguments_and_agrees(module, layout):
 
 @layouts
 def test_norm_and_rotation_in_qkv(layout):
-    case = replace(WORK, layout=layout)
-    (buffers,) = case.buffers()
-    learned = qk_norm.weights(case)
-    found, missing = qk_norm_in_qkv.operators(case, buffers, learned, qk_norm.EPS)
-    for run in found.values():
-        assert qk_norm.status(run, case, buffers, learned, ("forward",)) == "ok"
-    if missing:
+    case = QKNorm(replace(WORK, layout=layout), count=1)
+    sets = case.sets("cuda")
+    found = {name: one for name, one in case.contenders(sets, "cuda").items() if name in ("vllm", "sglang")}
+    statuses = checked(case, sets, found, "cuda")
+    if missing := {name: why for name, why in statuses.items() if why.startswith("not run")}:
         raise packages.NotInstalled(str(missing))
+    assert set(statuses.values()) == {"ok"}, statuses
 
 
 @pytest.mark.parametrize("kind", [NormAndCache, LatentCache])
@@ -94,14 +95,14 @@ def test_writes_to_a_paged_cache(kind, tokens):
     (call,) = case.sets("cuda", 1)
     assert case.check(case.ours("cuda"), call) == "ok"
     assert case.check(case.separate("cuda"), call) == "ok"
-    assert case.check(case.vllm(vllm.operators(), "cuda"), call) == "ok"
+    assert case.check(case.vllm(torch_library.operators("vllm"), "cuda"), call) == "ok"
 
 
 @pytest.mark.parametrize("kind", [NormAndCache, LatentCache])
 def test_vllm_stores_no_token_without_a_slot(kind):
     case = kind(16)
     (call,) = case.sets("cuda", 1)
-    run = case.vllm(vllm.operators(), "cuda")
+    run = case.vllm(torch_library.operators("vllm"), "cuda")
     slots = call["slots"]
     call["slots"] = slots.masked_fill(torch.arange(16, device="cuda") % 3 == 0, -1)
     before = {name: call[name].clone() for name in case.cached}

@@ -437,7 +437,7 @@ def test_our_kernel_on_a_gpu(convention, layout):
 
 
 def vllms(name: str):
-    return getattr(peers.vllm.operators(), name)
+    return getattr(peers.torch_library.operators("vllm"), name)
 
 
 @pytest.mark.gpu

@@ -10,10 +10,6 @@ import torch
 
 from ropelab.bench import varlen_models
 from ropelab.bench.compiled import compiled
-from ropelab.bench.decode_chain import dependent_launch
-from ropelab.kernels import rotate_triton
-from ropelab.kernels.rotation import Rotation
-from ropelab.kernels.tensors import RotateTensors
 from ropelab.study.documents.sglang import models
 
 WIDTH = {"b16": 2, "b32": 4, "b64": 8, "v2.b32": 8, "v4.b32": 16}
@@ -52,22 +48,7 @@ def a_persistent_kernel_writes_as_wide_as_it_says() -> None:
         assert stores == {8 if interleaved else 4}, (interleaved, stores)
 
 
-def a_dependent_launch_waits_before_it_reads(heads: tuple[int, int]) -> None:
-    q, k = (torch.empty(64, 1, h, 128, dtype=torch.bfloat16) for h in heads)
-    table, positions = torch.empty(2048, 64), torch.empty(64, dtype=torch.int64)
-    tensors = RotateTensors.of([q, k], [q, k], table, table, positions)
-    launch = rotate_triton.plan_rotate(tensors, Rotation(128, offsets=True))
-    plain, dependent = (compiled(one, (tensors, 0, 2048), 90) for one in (launch, dependent_launch(launch)))
-    assert not plain.metadata.launch_pdl and "griddepcontrol" not in plain.asm["ptx"]
-    assert dependent.metadata.launch_pdl
-    ptx = dependent.asm["ptx"]
-    wait = ptx.index("griddepcontrol.wait")
-    assert 0 < wait < min(ptx.index("ld.global"), ptx.index("st.global"))
-
-
 if __name__ == "__main__":
     for heads, threads in ((32, 256), (12, 128)):  # below 16 heads 4 warps
         other_grids_read_every_element_twice(heads, threads)
     a_persistent_kernel_writes_as_wide_as_it_says()
-    for heads in ((32, 8), (28, 4)):
-        a_dependent_launch_waits_before_it_reads(heads)

@@ -15,8 +15,9 @@ import torch
 
 import ropelab
 from ropelab.bench import copies, fetch_peers, launches, packages, peers, reached, records, staleness, timing
-from ropelab.bench.compare import compare, tidy
 from ropelab.bench.names import PREFIX
+from ropelab.bench.operation import compare, tidy
+from ropelab.bench.rotation import PeerRotation
 from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Workload
 from ropelab.layout.pairing import LAYOUTS
@@ -113,7 +114,7 @@ def test_a_contender_with_long_replays_takes_part_in_three_rounds():
 @needs_gpu
 def test_every_peer_at_hand_is_timed_or_says_why():
     cell = replace(DENSE_CELLS[3].workload, seq_len=64)
-    frame = compare(cell, peers.PEERS, rounds=3)
+    frame = compare(PeerRotation(cell, peers.PEERS), rounds=3)
     expected = {peer.name for peer in peers.PEERS if peer.offers(cell)}
     forward = frame[frame.direction == "forward"]
     assert expected | set(copies.copies()) == set(forward.contender)

@@ -8,7 +8,7 @@ from functools import partial
 import pandas as pd
 import pytest
 
-from ropelab.bench import compare, counters, ncu, operation, records, worst_calls
+from ropelab.bench import counters, ncu, operation, records, worst_calls
 from ropelab.bench.cached_keys import cached_keys
 from ropelab.bench.paged_cache import one_pass_cells
 from ropelab.bench.row_scales import row_scales
@@ -68,8 +68,8 @@ def test_numbers_lead_to_the_cells_of_a_record(study, frames, monkeypatch):
     """Every cell of the study, with nothing prepared, against the rows of the record that have the cell's number."""
     table, frame, cells = STUDIES[study].table, frames[study], []
     module = sys.modules[table.__module__]
-    measures = [(module, name) for name in ("_timed", "_compare", "compare") if hasattr(module, name)][:1]
-    for owner, name in [*measures, (operation, "compare"), (compare, "compare")]:
+    measures = [(module, name) for name in ("_timed", "compare") if hasattr(module, name)]
+    for owner, name in [*measures, (operation, "compare")]:
         monkeypatch.setattr(owner, name, lambda cell, *rest, **options: cells.append(cell) or pd.DataFrame([{}]))
     monkeypatch.setattr(module, "_columns", lambda frame, cell: frame, raising=False)
     calls = worst_calls.worst(study, frame).attrs["calls"]

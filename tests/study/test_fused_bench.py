@@ -21,7 +21,7 @@ from ropelab.bench import (
 )
 from ropelab.bench.cache_operations import LatentCache, NormAndCache, WholeLatentCache
 from ropelab.bench.names import SAME_PLACES
-from ropelab.bench.peers import megatron, sglang_kernel, torch_library, vllm
+from ropelab.bench.peers import megatron, torch_library
 from ropelab.bench.records import Record
 from ropelab.bench.workloads import DIRECTIONS
 from ropelab.kernels import INTERPRETED
@@ -39,10 +39,10 @@ def on_cpu(monkeypatch, called_once):
     if not INTERPRETED:
         pytest.skip("needs Triton's interpreter; the study runs the kernels on a GPU")
 
-    def absent():
+    def absent(*_):
         raise packages.NotInstalled("vllm not installed")
 
-    monkeypatch.setattr(vllm, "operators", absent)
+    monkeypatch.setattr(torch_library, "operators", absent)
 
 
 # --------------------------------------------------------------------------------------------------- paged caches
@@ -328,25 +328,25 @@ def test_the_table_of_latent_attention(on_cpu, monkeypatch):
 @pytest.fixture
 def library(tmp_path, monkeypatch):
     """A package with a library that registers nothing, where ``python -m ropelab.study peers`` would put it."""
-    file = tmp_path / "vllm-1.0" / vllm.LIBRARIES[0]
+    file = tmp_path / "vllm-1.0" / torch_library.LIBRARIES["vllm"].files[0]
     file.parent.mkdir(parents=True)
     file.write_bytes(b"library")
     listed = [fetch_peers.Package("vllm", "1.0", "", 0, "", [])]
     monkeypatch.setattr(packages, "_entries", lambda: listed)
     find = packages.locate
     monkeypatch.setattr(packages, "locate", lambda package, version=None: find(package, version, tmp_path))
-    torch_library.load.cache_clear()
+    torch_library._loaded.cache_clear()
     yield file
-    torch_library.load.cache_clear()
+    torch_library._loaded.cache_clear()
 
 
 def test_what_cannot_be_loaded_is_not_installed(library):
     with pytest.raises(packages.NotInstalled, match=r"vllm 1\.0 cannot be loaded: [^/]*$"):
-        vllm.operators()
+        torch_library.operators("vllm")
     library.unlink()
     with pytest.raises(packages.NotInstalled, match="vllm 1.0 has no vllm/_C_stable_libtorch.abi3.so or "):
-        vllm.operators()
+        torch_library.operators("vllm")
     with pytest.raises(packages.NotInstalled, match="vllm 2.0 not installed"):
-        vllm.operators("2.0")
+        torch_library.operators("vllm", "2.0")
     with pytest.raises(packages.NotInstalled, match="sglang-kernel not installed"):
-        sglang_kernel.operators()
+        torch_library.operators("sglang")

@@ -8,9 +8,11 @@ import torch
 import ropelab
 from ropelab import reference
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import packages, packed, peers, qk_norm, studies, varlen_models
-from ropelab.bench.compare import compare
+from ropelab.bench import packages, packed, peers, studies, varlen_models
+from ropelab.bench.operation import compare
 from ropelab.bench.peers import liger
+from ropelab.bench.qk_norm import QKNorm
+from ropelab.bench.rotation import PeerRotation
 from ropelab.bench.workloads import DIRECTIONS, Workload
 from ropelab.kernels import INTERPRETED
 from ropelab.layout import pairing
@@ -133,8 +135,8 @@ def test_in_place_rotates_views_of_qkv():
 
 @pytest.mark.parametrize("wrong", ["weights", "layout", "gradient"])
 def test_a_wrong_norm_or_rotation_is_caught(torch_backend, wrong):
-    (buffers,) = SMALL.buffers(device="cpu")
-    learned = qk_norm.weights(SMALL, "cpu")
+    case = QKNorm(SMALL, count=1)
+    ((buffers, learned),) = case.sets("cpu")
     options = {"cos": buffers.cos, "sin": buffers.sin, "layout": "interleaved" if wrong == "layout" else "split_half"}
 
     def rotate(q, k, q_weight, k_weight):
@@ -144,16 +146,16 @@ def test_a_wrong_norm_or_rotation_is_caught(torch_backend, wrong):
         return q, k * 2 - k.detach() if wrong == "gradient" else k
 
     what = "dk" if wrong == "gradient" else "q"
-    assert qk_norm.status(rotate, SMALL, buffers, learned).startswith(f"wrong: {what} has relative error")
+    assert case.check(rotate, (buffers, learned)).startswith(f"wrong: {what} has relative error")
 
 
-def test_what_cannot_run_stays_in_the_table(called_once, monkeypatch):
-    monkeypatch.setattr(Workload.buffers, "__defaults__", (1, "cpu", 0))
-
+def test_what_cannot_run_stays_in_the_table(called_once):
     def bind(workload, cos, sin):
         raise NotImplementedError("contiguous tensors only\nand more")
 
-    frame = compare(replace(SMALL, storage="qkv"), [peers.Peer("picky", bind, "")], rounds=1)
+    frame = compare(
+        PeerRotation(replace(SMALL, storage="qkv"), [peers.Peer("picky", bind, "")]), rounds=1, device="cpu"
+    )
     picky = frame[frame.contender == "picky"]
     assert picky.direction.tolist() == list(DIRECTIONS)
     assert set(picky.status) == {"failed: NotImplementedError: contiguous tensors only"}
@@ -187,13 +189,10 @@ def test_liger_itself_writes_beside_the_tensor():
 
 @pytest.mark.process
 @pytest.mark.gpu
-@pytest.mark.parametrize("study", ["formats", "packed", "few_tokens", "qk_norm", "memory", "tiles"])
+@pytest.mark.parametrize("study", ["formats", "packed", "few_tokens", "qk_norm", "memory"])
 def test_studies_run(study):
     torch.use_deterministic_algorithms(False)  # which would fill fresh memory, in launches of its own
     frame = studies.STUDIES[study](smoke=True)
-    if study == "tiles":
-        assert (frame.status == "ok").all() and frame.chosen.any() and (frame.median_us > 0).all()
-        return
     # Liger takes the distance between rows from the axis of tokens, which has one token in this cell: a finding.
     lost = frame[frame.status.str.startswith(("wrong", "failed")) & (frame.contender != "liger")]
     assert lost.empty, lost[["contender", "status"]].to_dict("records")

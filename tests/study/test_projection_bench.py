@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ropelab.bench import projection, records, timing
+from ropelab.bench.operation import checked
 from ropelab.bench.peers import quack
 from ropelab.bench.projection import Projection, Tensors
 from ropelab.bench.projection_law import Machine, Product, widest_that_pays
@@ -23,11 +24,11 @@ H100 = Machine(flops=700e12, bandwidth=2.9e12)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_only_a_right_block_passes(block, torch_backend):
     tensors = Tensors(Projection(20, **SMALL, block=block), "cpu")
-    functions, _ = projection.contenders(tensors)
-    assert tensors.check(functions[projection.OURS]) == "ok"
-    assert tensors.check(functions[projection.ALONE]).startswith("wrong: a head of q")
+    found = projection.contenders(tensors)
+    assert tensors.check(found[projection.OURS].run) == "ok"
+    assert tensors.check(found[projection.ALONE].run).startswith("wrong: a head of q")
     tensors.positions = tensors.positions.flip(0)
-    assert tensors.check(functions[projection.OURS]).startswith("wrong: a head of q")
+    assert tensors.check(found[projection.OURS].run).startswith("wrong: a head of q")
 
 
 @pytest.mark.parametrize("study", [projection.projections, projection.blocks])
@@ -84,11 +85,10 @@ def test_a_machine_that_was_measured_has_its_own_times():
 @pytest.mark.gpu
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_contender_that_runs_is_right(block):
-    tensors = Tensors(Projection(200, 2048, 32, 8, block=block), "cuda")
-    functions, _ = projection.contenders(tensors)
-    for name, run in functions.items():
-        alone = name in (projection.ALONE, projection.PRODUCT, projection.QUACK_ALONE)
-        assert alone or tensors.check(run) == "ok", name
+    case = projection.Projected(Projection(200, 2048, 32, 8, block=block), projection.contenders, count=1)
+    sets = case.sets("cuda")
+    statuses = checked(case, sets, case.contenders(sets, "cuda"), "cuda")
+    assert {why for why in statuses.values() if not why.startswith("not run")} == {"ok"}, statuses
 
 
 @pytest.mark.peers

@@ -1,9 +1,8 @@
 """The calling form of inference engines: cosines beside sines in one cache, a position per token."""
 
-from collections.abc import Callable
-
 import torch
 
+from ropelab.bench.peers import torch_library
 from ropelab.bench.peers.peer import Rotate, require_pair
 from ropelab.bench.workloads import Workload
 
@@ -28,10 +27,10 @@ def flat(x: torch.Tensor | None, workload: Workload, package: str) -> torch.Tens
     return x.view(-1, x.shape[-2] * x.shape[-1])
 
 
-def bind_in_place(
-    apply: Callable[..., None], package: str, workload: Workload, cos: torch.Tensor, sin: torch.Tensor
-) -> Rotate:
-    """Bind ``apply(positions, q, k, head_size, cache, is_neox)`` of a package, with a cache in the dtype of q."""
+def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str, engine: str) -> Rotate:
+    """Bind ``rotary_embedding`` of an engine of `torch_library.LIBRARIES`, with a cache in the dtype of q."""
+    operator = torch_library.operators(engine, version).rotary_embedding
+    package = torch_library.LIBRARIES[engine].packages[0]
     rows = positions(workload, cos.device, torch.int64)
     cache = torch.cat((cos, sin), dim=-1).to(workload.dtype)
     is_neox = workload.layout == "split_half"
@@ -39,7 +38,7 @@ def bind_in_place(
     def rotate(q, k):
         q, k = (None if x is None else x.detach() for x in (q, k))
         flat_q, flat_k = flat(q, workload, package), None if k is None else flat(k, workload, package)
-        apply(rows, flat_q, flat_k, workload.head_dim, cache, is_neox)
+        operator(rows, flat_q, flat_k, workload.head_dim, cache, is_neox)
         return q, k
 
     return rotate

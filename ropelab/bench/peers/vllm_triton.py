@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from ropelab.bench import packages, replaced
-from ropelab.bench.peers.vllm import PACKAGE
 
+PACKAGE = "vllm"
 _OPERATORS = "vllm/models/deepseek_v4/common/ops"
 FILES = f"{_OPERATORS}/fused_inv_rope_fp8_quant.py", f"{_OPERATORS}/fused_indexer_q.py"
 

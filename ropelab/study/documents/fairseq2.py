@@ -651,7 +651,7 @@ def _timed(
     With the clock stopped, no eager encoder is called.
     """
     from ropelab.bench import copies, timing
-    from ropelab.bench.compare import tidy
+    from ropelab.bench.operation import tidy
 
     if timing.is_stopped():
         contenders = {(mode, name): encoder for (mode, name), encoder in contenders.items() if mode != "eager"}
@@ -939,7 +939,7 @@ def reorderings(*, smoke: bool = False) -> pd.DataFrame:
         Times are means over several inputs, because the place of a tensor in memory affects the time.
     """
     from ropelab.bench import timing
-    from ropelab.bench.compare import tidy
+    from ropelab.bench.operation import tidy
 
     cell, fairseq2 = _large_cells(smoke)[0], proposed()
     torch._dynamo.reset()

@@ -21,7 +21,7 @@ from ropelab.bench.records import ROOT
 from ropelab.study.engine.registered import all_studies
 
 _SOURCES = code_hash.of_folder(ROOT / "ropelab")
-SHARED = ("bench.timing.", "bench.workloads.", "bench.copies.", "bench.compare.", "bench.cells.", "bench.operation.")
+SHARED = ("bench.timing.", "bench.workloads.", "bench.copies.", "bench.cells.", "bench.operation.", "bench.rotation.")
 APART = (
     "bench.peers", "bench.fetch_peers", "bench.packages", "bench.processes", "bench.workers", "bench.side_by_side",
     "bench.in_parts", "bench.compiling", "bench.reached", "bench.replaced", "bench.peer_table",

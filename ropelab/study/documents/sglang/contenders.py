@@ -11,7 +11,7 @@ from functools import cache, partial
 import torch
 
 from ropelab.bench import packages
-from ropelab.bench.peers import Peer, Rotate, flashinfer, sglang_kernel, vllm
+from ropelab.bench.peers import Peer, Rotate, cos_sin_cache, flashinfer
 from ropelab.bench.workloads import Workload
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_triton
@@ -182,11 +182,6 @@ def _flashinfer(
     return in_place(rotate)
 
 
-def _sgl_kernel(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    """The operator of SGLang's package that takes positions and a cache in the dtype of q."""
-    return sglang_kernel.bind(workload, cos, sin, version=version)
-
-
 PERSISTENT_PEERS = tuple(
     contender(f"{PERSISTENT}, {count} blocks", partial(_persistent, per_processor=count))
     for count in models.BLOCKS_PER_MULTIPROCESSOR
@@ -208,10 +203,10 @@ CONTENDERS: dict[str, Peer] = {
 _FLASHINFER = {"package": flashinfer.PACKAGE, "tables": "float32", "narrow": False}
 
 PACKAGES: tuple[Peer, ...] = (
-    contender(VLLM, vllm.bind, package="vllm"),
+    contender(VLLM, partial(cos_sin_cache.bind, engine="vllm"), package="vllm"),
     contender(FLASHINFER, partial(_flashinfer, version=FLASHINFER_THEN), version=FLASHINFER_THEN, **_FLASHINFER),
     contender(FLASHINFER_NEWEST, _flashinfer, **_FLASHINFER),
-    contender(SGL_KERNEL, _sgl_kernel, package="sglang-kernel"),
+    contender(SGL_KERNEL, partial(cos_sin_cache.bind, engine="sglang"), package="sglang-kernel"),
 )
 """The packages of which the document speaks, by their public operators."""
 

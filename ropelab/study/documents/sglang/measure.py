@@ -21,8 +21,9 @@ from triton.testing import do_bench
 from ropelab.angles.rope_parameters import axial_rope
 from ropelab.bench import copies, peers, timing
 from ropelab.bench.cells import progress
-from ropelab.bench.compare import bind, checked, copy_contenders, tidy
 from ropelab.bench.launches import kernel_names
+from ropelab.bench.operation import checked, divided, tidy
+from ropelab.bench.rotation import PeerRotation
 from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import Buffers, Workload
 from ropelab.kernels import Rotation, rotate_triton
@@ -202,7 +203,7 @@ def _protocols(cell: Workload, rounds: int) -> pd.DataFrame:
         call = partial(_cloned, rotate) if clones else rotate
         entries[f"{name}|{layout}|{clones}"] = ((name, layout, clones), partial(_calls, call, inputs))
     timed = {key: prepare for key, (_, prepare) in entries.items()}
-    frame = _times(timed | copy_contenders(cell, sets), rounds)
+    frame = _times(timed | copies.contenders(_inputs(sets)), rounds)
     what = [entries[name][0] if name in entries else (name, cell.layout, False) for name in frame.contender]
     frame["contender"], frame["layout"], frame["clones"] = zip(*what, strict=True)
     frame["timer"] = "graph"
@@ -275,9 +276,9 @@ def flashinfer_calls(*, smoke: bool = False) -> pd.DataFrame:
         one = replace(cell, batch=1)
         right, status = _ready(one, variants, one.buffers(1, DEVICE)[0])
         (buffers,) = cell.buffers(1, DEVICE)
-        bound, _ = bind(cell, [peer for peer in variants if peer.name in right], buffers)
+        bound = PeerRotation(cell, [peer for peer in variants if peer.name in right]).contenders([buffers], DEVICE)
         inputs = _inputs([buffers])[0]
-        rows = [{"contender": peer.name, **_do_bench(partial(rotate, *inputs))} for peer, rotate in bound.items()]
+        rows = [{"contender": name, **_do_bench(partial(one.run, *inputs))} for name, one in bound.items()]
         frames.append(tidy(pd.DataFrame(rows).assign(timer="do_bench"), cell.columns, status))
     return pd.concat(frames, ignore_index=True)
 
@@ -462,9 +463,10 @@ def _ready(
     cell: Workload, variants: Sequence[peers.Peer], buffers: Buffers, exact: tuple[torch.Tensor, ...] | None = None
 ) -> tuple[dict[str, peers.Rotate], dict[str, str]]:
     """Name -> rotation for the contenders that are right, and name -> reason for the others."""
-    bound, status = bind(cell, variants, buffers)
-    ready = checked(bound, cell, buffers, status, exact)
-    return {peer.name: rotate for peer, rotate in ready.items()}, status
+    rotation = PeerRotation(cell, variants, exact=exact)
+    found = rotation.contenders([buffers], DEVICE)
+    right, wrong = divided(found, checked(rotation, [buffers], found, DEVICE, cell.direction), cell.direction)
+    return {name: one.run for name, one in right.items()}, wrong
 
 
 def _compare(cells: Sequence[Workload], variants: Sequence[peers.Peer], smoke: bool) -> pd.DataFrame:
@@ -508,7 +510,7 @@ def _compared(
             del ready[name]
             status[name] = "wrong: another result than at multiples of 16 bytes"
     timed = {name: partial(_calls, rotate, _inputs(sets)) for name, rotate in ready.items()}
-    frame = tidy(_times(timed | copy_contenders(cell, sets), rounds), cell.columns, status)
+    frame = tidy(_times(timed | copies.contenders(_inputs(sets)), rounds), cell.columns, status)
     if count_launches:
         launches = {name: len(kernel_names(partial(rotate, *_inputs(sets)[0]))) for name, rotate in ready.items()}
         frame["launches"] = frame.contender.map(launches)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from ropelab import PackedSequences, apply_rope
 from ropelab.bench import timing
 from ropelab.bench.cells import progress
-from ropelab.bench.compare import tidy
+from ropelab.bench.operation import tidy
 from ropelab.study.documents.transformer_engine import packings
 from ropelab.study.documents.transformer_engine.contenders import rotation, runs
 from ropelab.study.documents.transformer_engine.grids import ALONE, CODE, LAYER, MODELS, PACKAGES, WITHOUT

@@ -22,7 +22,7 @@ from ropelab import reference
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import peers, timing, varlen_models
 from ropelab.bench.cells import progress
-from ropelab.bench.compare import tidy
+from ropelab.bench.operation import tidy
 from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import Workload
 from ropelab.interop.transformer_engine import apply_rotary_pos_emb

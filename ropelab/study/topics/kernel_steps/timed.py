@@ -12,7 +12,7 @@ from ropelab import reference
 from ropelab.bench import copies, timing
 from ropelab.bench.agreement import disagreement
 from ropelab.bench.cells import progress
-from ropelab.bench.compare import tidy
+from ropelab.bench.operation import tidy
 from ropelab.bench.rows import are_copies
 from ropelab.bench.study import Study
 from ropelab.study.topics.kernel_steps.step import STEPS, Inputs, Step, sources
