@@ -1,7 +1,7 @@
 # An environment to use as it is, with the code of this checkout; otherwise make builds .venv from BASE_PYTHON.
 PYTHON ?=
 BASE_PYTHON ?= python3
-# The studies of `make measure`, as "te_layer tiles"; by default all but the wide sweeps.
+# The studies of `make measure`, as "te_layer lengths"; by default all but the wide sweeps.
 ONLY ?=
 # Whose committed records `make reproduce` draws, as nvidia-h200; by default this run's, or without a GPU an H100's.
 GPU ?=

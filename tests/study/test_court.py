@@ -35,7 +35,6 @@ FACTS = [name for name, claim in CLAIMS.items() if any(test.expect for test in c
 PUBLISHED = {"deepspeed_dispatch", "deepspeed_tests", "deepspeed_fallback", "deepspeed_packages", "deepspeed_kernel",
              "deepspeed_extra", "fairseq2_equality", "fairseq2_defaults"}  # fmt: skip
 KNOWN_PROBLEMS = [
-    "nvidia-h200/decode_chain: commit 4044961f5 is not in the history",
     "nvidia-h200/formats: commit 4044961f5 is not in the history",
     "nvidia-h200/kernel_steps_counters: protocol is not as it was committed",
 ]
