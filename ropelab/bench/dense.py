@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pandas as pd
 
-from ropelab.bench import cells as of_cells
-from ropelab.bench import in_parts, peers, timing
-from ropelab.bench.operation import compare, table
+from ropelab.bench import peers
+from ropelab.bench.operation import table
 from ropelab.bench.rotation import PeerRotation
-from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, FEW_TOKENS_CELLS, FORMATS, LENGTHS, Cell, Workload
+from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, FEW_TOKENS_CELLS, FORMATS, LENGTHS, Cell
 from ropelab.layout.pairing import LAYOUTS
 
 ROUNDS = 12
@@ -19,9 +18,8 @@ SMOKE_ROUNDS = 3
 
 def dense(*, smoke: bool = False) -> pd.DataFrame:
     """Time the peers in the dense cells, in both layouts and directions. Columns: those of `PeerRotation`, and bar."""
-    if timing.is_stopped() and not smoke:
-        return in_parts.compiled(_of_all_peers, [(DENSE_CELLS[::2], 1), (DENSE_CELLS[1::2], 1)])
-    return _of_all_peers(DENSE_CELLS[-1:] if smoke else DENSE_CELLS, SMOKE_ROUNDS if smoke else ROUNDS)
+    cells = DENSE_CELLS[-1:] if smoke else DENSE_CELLS
+    return table(_rotations(cells, peers.PEERS), rounds=SMOKE_ROUNDS if smoke else ROUNDS, parts=2)
 
 
 def formats(*, smoke: bool = False) -> pd.DataFrame:
@@ -31,32 +29,27 @@ def formats(*, smoke: bool = False) -> pd.DataFrame:
         for cell in (DENSE_CELLS[-1:] if smoke else DENSE_CELLS)
         for seq_format, storage in FORMATS
     ]
-    return _cells(cells, peers.of("formats"), SMOKE_ROUNDS if smoke else FEWER_ROUNDS)
+    return table(_rotations(cells, peers.of("formats")), rounds=SMOKE_ROUNDS if smoke else FEWER_ROUNDS)
 
 
 def few_tokens(*, smoke: bool = False) -> pd.DataFrame:
     """Time one to eight tokens. Columns: those of `PeerRotation`, and bar."""
     cells = FEW_TOKENS_CELLS[-1:] if smoke else FEW_TOKENS_CELLS
-    return _cells(cells, peers.of("few_tokens"), SMOKE_ROUNDS if smoke else FEWER_ROUNDS)
+    return table(_rotations(cells, peers.of("few_tokens")), rounds=SMOKE_ROUNDS if smoke else FEWER_ROUNDS)
 
 
 def lengths(*, smoke: bool = False) -> pd.DataFrame:
-    """Time one sequence of many lengths, forward. Columns: those of `PeerRotation`."""
+    """Time one sequence of many lengths. Columns: those of `PeerRotation`."""
     cells = [PeerRotation(shape, peers.of("lengths")) for shape in (LENGTHS[:1] if smoke else LENGTHS)]
     return table(cells, rounds=SMOKE_ROUNDS if smoke else ROUNDS)
 
 
-def _of_all_peers(cells: Iterable[Cell], rounds: int) -> pd.DataFrame:
-    return _cells(cells, peers.PEERS, rounds)
-
-
-def _cells(cells: Iterable[Cell], contenders: tuple[peers.Peer, ...], rounds: int) -> pd.DataFrame:
-    bars = {replace(cell.workload, layout=layout): cell.bar for cell in cells for layout in LAYOUTS}
-
-    def measure(shape: Workload) -> pd.DataFrame:
-        return compare(PeerRotation(shape, contenders), rounds=rounds).assign(bar=bars[shape])
-
-    return of_cells.table(bars, measure, lambda shape: shape.description)
+def _rotations(cells: Iterable[Cell], contenders: tuple[peers.Peer, ...]) -> list[PeerRotation]:
+    """The cells in both layouts."""
+    return [
+        PeerRotation(replace(cell.workload, layout=layout), contenders, bar=cell.bar)
+        for cell in cells for layout in LAYOUTS
+    ]  # fmt: skip
 
 
 def deepspeed_table(*, smoke: bool = False) -> pd.DataFrame:

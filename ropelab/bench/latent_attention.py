@@ -16,7 +16,7 @@ import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import in_parts, packages, same_places, timing
+from ropelab.bench import packages, same_places
 from ropelab.bench.agreement import disagreement
 from ropelab.bench.operation import Contender, Operation, table
 from ropelab.bench.peers import megatron
@@ -275,7 +275,4 @@ def latent_attention(*, smoke: bool = False, device: torch.device | str = "cuda"
         Latent(fmt, heads=heads, tokens=256 if smoke else tokens, part=part)
         for fmt in FORMATS for heads, tokens in SIZES[fmt] for part in PARTS
     ]  # fmt: skip
-    if timing.is_stopped() and not smoke:
-        groups = [[case for case in cases if (case.part == "q") == of_q] for of_q in (True, False)]
-        return in_parts.compiled(partial(table, rounds=1, device=device), [(group,) for group in groups])
-    return table(cases[-2:] if smoke else cases, rounds=3 if smoke else 15, device=device)
+    return table(cases[-2:] if smoke else cases, rounds=3 if smoke else 15, device=device, parts=len(PARTS))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import pandas as pd
 import torch
 
-from ropelab.bench import cells, copies, same_places, timing
+from ropelab.bench import cells, copies, in_parts, same_places, timing
 from ropelab.bench.rows import are_copies
 
 COPY = "copy"
@@ -119,8 +119,17 @@ class Operation(ABC):
         return frame
 
 
-def table(operations: Iterable[Operation], *, rounds: int, device: torch.device | str = "cuda") -> pd.DataFrame:
-    """The rows of every operation, see `compare`, one operation after the other."""
+def table(
+    operations: Sequence[Operation], *, rounds: int, device: torch.device | str = "cuda", parts: int = 1
+) -> pd.DataFrame:
+    """The rows of every operation, see `compare`, one operation after the other.
+
+    Args:
+        parts: the processes that compile the kernels, with the clock stopped, unless there are as few operations.
+    """
+    if timing.is_stopped() and len(operations) > parts > 1:
+        part = partial(table, rounds=1, device=device)
+        return in_parts.compiled(part, [(operations[first::parts],) for first in range(parts)])
     measure = partial(compare, rounds=rounds, device=device)
     return cells.table(operations, measure, lambda operation: operation.description)
 

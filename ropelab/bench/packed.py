@@ -1,6 +1,6 @@
 """Measure packed sequences: the same tokens cut into few or many sequences, alike or of two lengths."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pandas as pd
@@ -8,8 +8,8 @@ import torch
 
 import ropelab
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import cells, peers, varlen_models
-from ropelab.bench.operation import compare
+from ropelab.bench import peers, varlen_models
+from ropelab.bench.operation import table
 from ropelab.bench.rotation import PeerRotation
 from ropelab.bench.workloads import Workload
 from ropelab.layout import pairing
@@ -38,13 +38,28 @@ def packed(*, smoke: bool = False) -> pd.DataFrame:
         TransformerEngine, because their times depend on it.
     """
     cases = [replace(packings()[2], seq_len=8192, lengths=(64,) * 128)] if smoke else packings()
-    shapes = [replace(case, layout=layout) for case in cases for layout in LAYOUTS]
+    rotations = [Packed(replace(case, layout=layout), contenders()) for case in cases for layout in LAYOUTS]
+    return table(rotations, rounds=3 if smoke else 6)
 
-    # One set of buffers is enough, because x alone is nine times as large as the cache.
-    def measure(shape: Workload) -> pd.DataFrame:
-        return _columns(compare(PeerRotation(shape, contenders(), count=1), rounds=3 if smoke else 6), shape)
 
-    return cells.table(shapes, measure, lambda shape: shape.description)
+@dataclass(frozen=True)
+class Packed(PeerRotation):
+    """One set of buffers is enough, because x alone is nine times as large as the cache."""
+
+    count: int = 1
+
+    of_contenders = ()
+
+    @property
+    def columns(self):
+        work, lengths = self.work.columns, self.work.lengths
+        found = {"case": work["cell"], "n_seqs": len(lengths), "longest": max(lengths), "tokens": work["seq_len"]}
+        kept = ("head_dim", "dtype", "layout", "direction", "bytes")
+        return found | {"heads": work["q_heads"]} | {name: work[name] for name in kept}
+
+    def finished(self, frame):
+        rows = {_LEGACY: _freqs_len(self.work)} | {peer.name: self.work.seq_len for peer in _PACKAGES}
+        return frame.assign(freqs_len=frame.contender.map(rows))
 
 
 def contenders() -> list[peers.Peer]:
@@ -83,13 +98,3 @@ def _model(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, kernel) 
 def _freqs_len(workload: Workload) -> int:
     """The number of all tokens, as in TransformerEngine#3057; in the skewed case the length of the longest sequence."""
     return max(workload.lengths) if workload.name == _SKEWED else workload.seq_len
-
-
-def _columns(frame: pd.DataFrame, shape: Workload) -> pd.DataFrame:
-    sizes = {"n_seqs": len(shape.lengths), "longest": max(shape.lengths)}
-    frame = frame.rename(columns={"cell": "case", "seq_len": "tokens", "q_heads": "heads"})
-    frame = frame.drop(columns=["batch", "k_heads", "rotary_dim", "seq_format", "storage", "in_place"])
-    rows = {_LEGACY: _freqs_len(shape)} | {peer.name: shape.seq_len for peer in _PACKAGES}
-    frame = frame.assign(**sizes, freqs_len=frame.contender.map(rows))
-    first = ["case", *sizes]
-    return frame[[*first, *(name for name in frame if name not in first)]]

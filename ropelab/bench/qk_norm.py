@@ -10,7 +10,7 @@ import torch._functorch.config
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import in_parts, packages, timing
+from ropelab.bench import packages, timing
 from ropelab.bench.operation import Contender, Operation, table
 from ropelab.bench.peers import torch_library
 from ropelab.bench.peers.cos_sin_cache import positions
@@ -42,10 +42,7 @@ def qk_norm(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.D
     """
     chosen = DENSE_CELLS[-1:] if smoke else DENSE_CELLS[:2]
     cells = [QKNorm(replace(cell.workload, layout=layout)) for cell in chosen for layout in LAYOUTS]
-    if timing.is_stopped() and not smoke:
-        parts = [[cell for cell in cells if cell.work.layout == name] for name in LAYOUTS]
-        return in_parts.compiled(partial(table, rounds=1, device=device), [(part,) for part in parts])
-    return table(cells, rounds=3 if smoke else 15, device=device)
+    return table(cells, rounds=3 if smoke else 15, device=device, parts=2)
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,14 @@ class PeerRotation(Operation):
         peers: the peers; those that do not offer the workload are left out.
         count: the sets of buffers; 0 for as many as `Workload.cold_count` says.
         exact: cosines and sines for `ropelab.bench.peers.check`.
+        bar: the fraction of the copy that the kernel should reach, as a column of records; None for no such column.
     """
 
     work: Workload
     peers: Sequence[peers.Peer]
     count: int = 0
     exact: Sequence[torch.Tensor] | None = None
+    bar: float | None = None
 
     steps = DIRECTIONS
     step_column = "direction"
@@ -78,3 +80,6 @@ class PeerRotation(Operation):
     def to_copy(self, call, step=""):
         """The tensors that the rotation reads: the inputs, or in the backward the cotangents."""
         return call.cotangents if step == "backward" else call.inputs
+
+    def finished(self, frame):
+        return frame if self.bar is None else frame.assign(bar=self.bar)

@@ -58,9 +58,9 @@ def table_free(x: torch.Tensor, positions: torch.Tensor, *, layout: str) -> torc
 # --------------------------------------------------------------------------------------------------------- packages
 
 
-def transformers_llama(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
-    """Hugging Face's function for Llama and most other models, for pairs of halves."""
-    return _transformers("llama").apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
+def transformers(q, k, cos, sin, unsqueeze_dim: int = 1, *, model: str) -> Pair:
+    """Hugging Face's function for a model."""
+    return _transformers(model).apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
 
 
 def transformers_gptj(q, k, cos, sin, unsqueeze_dim: int = 2) -> Pair:
@@ -69,28 +69,13 @@ def transformers_gptj(q, k, cos, sin, unsqueeze_dim: int = 2) -> Pair:
     return tuple(module.apply_rotary_pos_emb(x, sin, cos) for x in (q, k))
 
 
-def transformers_glm(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
-    """Hugging Face's function for GLM: adjacent pairs in a part of the head, tables of two equal halves."""
-    return _transformers("glm").apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
-
-
-def transformers_cohere(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
-    """Hugging Face's function for Cohere: adjacent pairs, computed in float32 for every dtype."""
-    return _transformers("cohere").apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
-
-
 def _transformers(model: str) -> ModuleType:
     return importlib.import_module(f"transformers.models.{model}.modeling_{model}")
 
 
-def torchembed_0_3_0(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
-    """The kernel that DeepSpeed#8052 calls: ``q, k [B, H, S, D]``."""
-    return _torchembed("0.3.0").fused_rope_forward(q, k, *map(_shared, (cos, sin)))
-
-
-def torchembed_0_3_2(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
-    """The kernel of torchembed 0.3.2 for halves: ``q, k [B, H, S, D]``."""
-    return _torchembed("0.3.2").fused_rope_forward(q, k, *map(_shared, (cos, sin)))
+def torchembed(q, k, cos, sin, unsqueeze_dim: int = 1, *, version: str) -> Pair:
+    """The kernel of torchembed for halves, which DeepSpeed#8052 calls: ``q, k [B, H, S, D]``."""
+    return _torchembed(version).fused_rope_forward(q, k, *map(_shared, (cos, sin)))
 
 
 def torchembed_0_3_2_pairs(q, k, cos, sin, unsqueeze_dim: int = 2) -> Pair:
@@ -242,8 +227,9 @@ def _ours() -> Iterator[Contender]:
         yield Contender(f"ropelab, table-free, {layout}", function, "plain", {"layout": layout})
 
 
-def _hugging_face(model: str, function: Callable[..., Pair], **options) -> Contender:
-    return Contender(f"transformers, {model}", function, "huggingface", options, partial(_transformers, model.lower()))
+def _hugging_face(model: str, function: Callable[..., Pair] | None = None, **options) -> Contender:
+    name, function = model.lower(), function or partial(transformers, model=model.lower())
+    return Contender(f"transformers, {model}", function, "huggingface", options, partial(_transformers, name))
 
 
 def _kernel(name: str, function: Callable, convention: str, load: Callable[[], object], **options) -> Contender:
@@ -256,15 +242,18 @@ _NO_BFLOAT16 = ("compile", "rounding")  # the interpreter multiplies the bits of
 
 CONTENDERS: tuple[Contender, ...] = (
     *_ours(),
-    _hugging_face("Llama", transformers_llama),
+    _hugging_face("Llama"),
     _hugging_face("GPTJ", transformers_gptj, layout="interleaved", seq_format="bshd", columns="pair"),
-    _hugging_face("GLM", transformers_glm, layout="interleaved", columns="split_half", rotary_dim=8),
-    _hugging_face("Cohere", transformers_cohere, layout="interleaved", maths="wide"),
+    _hugging_face("GLM", layout="interleaved", columns="split_half", rotary_dim=8),
+    _hugging_face("Cohere", layout="interleaved", maths="wide"),
     Contender("complex product (Llama)", complex_numbers, "complex", {"layout": "interleaved"}),
     Contender("nanochat, sign declared", nanochat, "huggingface",
               {"sign": "reversed", "seq_format": "bshd", "columns": "pair"}),
-    _kernel("torchembed 0.3.0", torchembed_0_3_0, "huggingface", partial(_torchembed, "0.3.0"), maths="wide"),
-    _kernel("torchembed 0.3.2", torchembed_0_3_2, "huggingface", partial(_torchembed, "0.3.2"), maths="wide"),
+    *(
+        _kernel(f"torchembed {version}", partial(torchembed, version=version), "huggingface",
+                partial(_torchembed, version), maths="wide")
+        for version in ("0.3.0", "0.3.2")
+    ),
     _kernel("torchembed 0.3.2, interleaved", torchembed_0_3_2_pairs, "huggingface", partial(_torchembed, "0.3.2"),
             maths="wide", layout="interleaved", seq_format="bshd", columns="repeated"),
     replace(_kernel("Liger", liger, "huggingface", _liger, columns="repeated"), not_interpreted=_NO_BFLOAT16),
