@@ -1,6 +1,8 @@
 """Put the error messages of one of ropelab's functions into the words of the function that called it."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 
 def renamed(error: TypeError | ValueError, **names: str) -> TypeError | ValueError:
@@ -18,3 +20,15 @@ def renamed(error: TypeError | ValueError, **names: str) -> TypeError | ValueErr
     argument = re.compile(rf"^(?:{words})(?=: )|\b(?:{words})(?='s )|(?<=\bof )(?:{words})\b")
     message = argument.sub(lambda found: names[found[0]], str(error))
     return TypeError(message) if isinstance(error, TypeError) else ValueError(message)
+
+
+def in_words(function: Callable[..., Any], **names: str) -> Callable[..., Any]:
+    """``function`` with errors that have the caller's names of the arguments, as `renamed` gives them."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            raise renamed(error, **names) from error
+
+    return called

@@ -125,6 +125,14 @@ def rotate_in_one_launch(
     return views.back((ys,) if isinstance(ys, torch.Tensor) else ys)
 
 
+def rotate(
+    xs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor, layout: Layout = "split_half"
+) -> list[torch.Tensor]:
+    """`rotate_in_one_launch` of the tensors in the dtypes to which they and the tables promote; else `formula`."""
+    ys = as_joined(rotate_in_one_launch([promoted(x, cos) for x in xs], cos, sin, layout=layout), cos)
+    return [formula(x, cos, sin, layout) for x in xs] if ys is None else ys
+
+
 def as_joined(ys: list[torch.Tensor] | None, cos: torch.Tensor) -> list[torch.Tensor] | None:
     """Results of `rotate_in_one_launch`, contiguous where `formula` joins the features that rotate with the others."""
     return ys if ys is None or cos.shape[-1] == ys[0].shape[-1] else [y.contiguous() for y in ys]

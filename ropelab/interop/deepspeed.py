@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 
 from ropelab.call.traced import one_node
-from ropelab.interop.broadcast import as_joined, check_tables, formula, rotate_in_one_launch
+from ropelab.interop.broadcast import check_tables, rotate
 from ropelab.interop.calls import Call, ForeignRotation, Kind, rotation_of
 from ropelab.interop.patch import Patch, Place, places
 
@@ -44,9 +44,8 @@ def apply_rotary_pos_emb(t: torch.Tensor, freqs_cos: torch.Tensor, freqs_sin: to
         ValueError: the tables have a wrong number of columns, shapes do not broadcast, or devices differ.
     """
     check_tables({"t": t}, {"freqs_cos": freqs_cos, "freqs_sin": freqs_sin})
-    dtype = torch.promote_types(torch.promote_types(t.dtype, freqs_cos.dtype), freqs_sin.dtype)
-    rotated = as_joined(rotate_in_one_launch([t.to(dtype)], freqs_cos, freqs_sin), freqs_cos)
-    return formula(t, freqs_cos, freqs_sin) if rotated is None else rotated[0]
+    [y] = rotate([t], freqs_cos, freqs_sin)
+    return y
 
 
 @one_node
@@ -101,8 +100,8 @@ def patch() -> Patch:
     new: dict[Place, object] = {}
     for module, name, inverse in functions:
         original = getattr(module, name)
-        rotate = original if rotation_of(original) else _rotation(module, name, inverse).over_kernel()
-        new |= dict.fromkeys(places(name, original), rotate)
+        new_function = original if rotation_of(original) else _rotation(module, name, inverse).over_kernel()
+        new |= dict.fromkeys(places(name, original), new_function)
     if hasattr(layer, _AVAILABLE):
         new |= {(layer, "_torchembed_rope_forward"): fused_rope_forward, (layer, _AVAILABLE): True}
     return Patch(new)

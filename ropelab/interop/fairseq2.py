@@ -29,7 +29,7 @@ from ropelab.arguments import (
     tensor,
 )
 from ropelab.arguments import device as usable
-from ropelab.call.refusals import renamed
+from ropelab.call.refusals import in_words
 from ropelab.call.traced import recorded
 from ropelab.layout.pairing import Layout, check_rotary_dim
 
@@ -184,11 +184,8 @@ class KernelEncoder(torch.nn.Module):
         tokens = 1 if seqs_layout.packed else 2
         # [N, S, E] has one head. All axes between S and E together are the heads.
         heads = seqs.unsqueeze(-2) if seqs.ndim == tokens + 1 else seqs.flatten(tokens, -2)
-        try:
-            rotated = apply_rope(heads, cos=self.cos, sin=self.sin, layout=LAYOUTS[self.impl], **where)
-            return rotated.view(seqs.shape)
-        except (TypeError, ValueError) as error:
-            raise renamed(error, q="seqs", cos="seqs", sin="seqs", positions="seqs_layout") from error
+        rotate = in_words(apply_rope, q="seqs", cos="seqs", sin="seqs", positions="seqs_layout")
+        return rotate(heads, cos=self.cos, sin=self.sin, layout=LAYOUTS[self.impl], **where).view(seqs.shape)
 
     def extra_repr(self) -> str:
         """The text that ``print(model)`` shows."""
@@ -387,11 +384,8 @@ class YaRNRotaryEncoder(KernelEncoder):
         return f"{super().extra_repr()}, {scaling}"
 
     def _frequencies(self) -> torch.Tensor:
-        try:
-            return frequencies.yarn(
-                self.encoding_dim, self.theta, self.scale_factor, self.original_max_seq_len,
-                beta_fast=self.beta_fast, beta_slow=self.beta_slow, truncate=self.truncate,
-            )  # fmt: skip
-        except ValueError as error:
-            names = {"base": "theta", "factor": "scale_factor"}
-            raise renamed(error, original_max_position_embeddings="original_max_seq_len", **names) from error
+        words = {"base": "theta", "factor": "scale_factor", "original_max_position_embeddings": "original_max_seq_len"}
+        return in_words(frequencies.yarn, **words)(
+            self.encoding_dim, self.theta, self.scale_factor, self.original_max_seq_len,
+            beta_fast=self.beta_fast, beta_slow=self.beta_slow, truncate=self.truncate,
+        )  # fmt: skip

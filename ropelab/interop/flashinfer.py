@@ -35,7 +35,7 @@ from ropelab.arguments import (
 )
 from ropelab.call.memory import is_plain, may_share_elements, overlaps_itself
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
-from ropelab.call.refusals import renamed
+from ropelab.call.refusals import in_words
 from ropelab.call.traced import one_node
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.layout.pairing import Layout
@@ -133,16 +133,13 @@ def rope_quantize_fp8_append_paged_kv_cache(
     slots = slot_mapping(kv_indices, kv_indptr, batch_indices, positions, page_size)
     _like_q("batch_indices", batch_indices, (tokens,), q_rope, POSITION_DTYPES)
     cos, sin = cos_sin_cache.chunk(2, dim=-1)
-    try:
-        rope_and_cache(
-            k=k, v=v, key_cache=key_cache, value_cache=value_cache, slot_mapping=slots, cos=cos, sin=sin,
-            positions=pos_ids, layout=layout,
-            q_scale=_scale("quant_scale_q", quant_scale_q, outs[0]),
-            k_scale=_scale("quant_scale_kv", quant_scale_kv, key_cache),
-            v_scale=_scale("quant_scale_kv", quant_scale_kv, value_cache), **heads,
-        )  # fmt: skip
-    except (TypeError, ValueError) as error:
-        raise renamed(error, **(_OF_LATENT if latent else _OF_HEADS)) from error
+    in_words(rope_and_cache, **(_OF_LATENT if latent else _OF_HEADS))(
+        k=k, v=v, key_cache=key_cache, value_cache=value_cache, slot_mapping=slots, cos=cos, sin=sin,
+        positions=pos_ids, layout=layout,
+        q_scale=_scale("quant_scale_q", quant_scale_q, outs[0]),
+        k_scale=_scale("quant_scale_kv", quant_scale_kv, key_cache),
+        v_scale=_scale("quant_scale_kv", quant_scale_kv, value_cache), **heads,
+    )  # fmt: skip
     if apart:
         for out, x in zip(outs, heads["q_out"].split([out.shape[-1] for out in outs], dim=-1), strict=True):
             out.copy_(x)

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, dtype_name, flag, integer, shown, single, tensor
-from ropelab.call.refusals import renamed
+from ropelab.call.refusals import in_words
 from ropelab.call.traced import one_node
 from ropelab.interop.broadcast import check_tables, rotate_in_one_launch
 from ropelab.interop.patch import Patch, Place, places
@@ -134,10 +134,8 @@ def fused_mla_rope_kv_split(
                        rotary_interleaved, remove_interleaving)  # fmt: skip
     _check_width("kv", kv, k_dim=k_dim, v_dim=v_dim)
     _check_width("k_pos_emb", k_pos_emb, emb_dim=emb_dim)
-    try:
-        return assemble_mla_kv(kv, k_pos_emb, k_dim, **where)
-    except (TypeError, ValueError) as error:
-        raise renamed(error, q="kv", k_pe="k_pos_emb", nope_dim="k_dim", positions="cu_seqlens_kv") from error
+    words = {"q": "kv", "k_pe": "k_pos_emb", "nope_dim": "k_dim", "positions": "cu_seqlens_kv"}
+    return in_words(assemble_mla_kv, **words)(kv, k_pos_emb, k_dim, **where)
 
 
 @one_node
@@ -209,11 +207,8 @@ def _mla_where(
 
 def _rotated_query(t: torch.Tensor, nope_dim: int, emb_dim: int, options: dict[str, Any], position_ids) -> torch.Tensor:
     _check_width("t", t, nope_dim=nope_dim, emb_dim=emb_dim)
-    try:
-        return rotate_mla_query(t, nope_dim, **options)
-    except (TypeError, ValueError) as error:
-        positions = "cu_seqlens_q" if position_ids is None else "position_ids"
-        raise renamed(error, q="t", positions=positions) from error
+    positions = "cu_seqlens_q" if position_ids is None else "position_ids"
+    return in_words(rotate_mla_query, q="t", positions=positions)(t, nope_dim, **options)
 
 
 def _packed_positions(
@@ -221,10 +216,8 @@ def _packed_positions(
 ) -> torch.Tensor:
     """The positions of the packed tokens ``t``; errors have the names of ``t`` and ``cu_seqlens``."""
     check_tensor(name, t, (3,), "[tokens, heads, features]")
-    try:
-        return PackedSequences(cu_seqlens, len(t), cp_size=cp_size, cp_rank=cp_rank, offsets=offsets).positions
-    except (TypeError, ValueError) as error:
-        raise renamed(error, cu_seqlens=cu_name) from error
+    packed = in_words(PackedSequences, cu_seqlens=cu_name)
+    return packed(cu_seqlens, len(t), cp_size=cp_size, cp_rank=cp_rank, offsets=offsets).positions
 
 
 def _check_width(name: str, x: torch.Tensor, **sizes: int) -> None:
@@ -389,13 +382,10 @@ def _rotated_packed(
         expected = f"[positions, 1, 1, r] with an even r up to the {t.shape[-1]} features of t"
         raise ValueError(f"freqs: expected shape {expected}, got {tuple(freqs.shape)}")
     cos, sin = (table[:, 0, 0, : rotary_dim // 2 if halves else None] for table in _tables(freqs, mscale, inverse))
-    try:
-        return apply_rope(
-            t, cos=cos, sin=sin, layout=layout, out_layout=out_layout, seq_format="thd", positions=positions,
-            rotary_slice=(0, rotary_dim),
-        ).contiguous()  # fmt: skip
-    except (TypeError, ValueError) as error:
-        raise renamed(error, q="t", cos="freqs", sin="freqs", positions="freqs") from error
+    return in_words(apply_rope, q="t", cos="freqs", sin="freqs", positions="freqs")(
+        t, cos=cos, sin=sin, layout=layout, out_layout=out_layout, seq_format="thd", positions=positions,
+        rotary_slice=(0, rotary_dim),
+    ).contiguous()  # fmt: skip
 
 
 def _tables(freqs: torch.Tensor, mscale: float, inverse: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, dtype_name, flag, integer, tensor
-from ropelab.call.refusals import renamed
+from ropelab.call.refusals import in_words
 from ropelab.call.traced import one_node
 from ropelab.layout.pairing import Layout
 from ropelab.layout.seq_format import SeqFormat
@@ -85,14 +85,10 @@ def rotary_embedding_cos_sin(
         positions = _positions_of_tokens(positions, q)
     layout: Layout = "interleaved" if flag("interleaved", interleaved) else "split_half"
     seq_format: SeqFormat = "thd" if q.ndim == 3 else "bshd"
-    slice_ = 0, rotary_dim
-    try:
-        apply_rope(
-            q, k, cos=cos, sin=sin, layout=layout, seq_format=seq_format, rotary_slice=slice_, positions=positions,
-            inplace=True,
-        )  # fmt: skip
-    except (TypeError, ValueError) as error:
-        raise renamed(error, q="query", k="key") from error
+    in_words(apply_rope, q="query", k="key")(
+        q, k, cos=cos, sin=sin, layout=layout, seq_format=seq_format, rotary_slice=(0, rotary_dim), positions=positions,
+        inplace=True,
+    )  # fmt: skip
 
 
 @one_node
@@ -147,12 +143,9 @@ def apply_rope_with_cos_sin_cache_inplace(
     cos, sin = cos_sin_cache.chunk(2, dim=-1)
     seq_format: SeqFormat = "thd" if tokens.ndim == 1 else "bshd"
     layout: Layout = "split_half" if flag("is_neox", is_neox) else "interleaved"
-    try:
-        apply_rope(
-            q, k, cos=cos, sin=sin, layout=layout, seq_format=seq_format, positions=positions, axes=axes, inplace=True
-        )
-    except (TypeError, ValueError) as error:
-        raise renamed(error, q="query", k="key", cos="cos_sin_cache", sin="cos_sin_cache") from error
+    in_words(apply_rope, q="query", k="key", cos="cos_sin_cache", sin="cos_sin_cache")(
+        q, k, cos=cos, sin=sin, layout=layout, seq_format=seq_format, positions=positions, axes=axes, inplace=True
+    )
 
 
 @one_node
@@ -206,13 +199,9 @@ def apply_rope_qk_inplace(
         cos, sin = cos[:seq_len], sin[:seq_len]
     else:
         raise ValueError(f"cos_sin_cache: expected a row for each of {seq_len} tokens, got {len(cos)}")
-    try:
-        apply_rope(
-            q, k, cos=cos, sin=sin, layout=layout, positions=positions, rotary_slice=(0, 2 * cos.shape[-1]),
-            inplace=True,
-        )  # fmt: skip
-    except (TypeError, ValueError) as error:
-        raise renamed(error, cos="cos_sin_cache", sin="cos_sin_cache") from error
+    in_words(apply_rope, cos="cos_sin_cache", sin="cos_sin_cache")(
+        q, k, cos=cos, sin=sin, layout=layout, positions=positions, rotary_slice=(0, 2 * cos.shape[-1]), inplace=True
+    )
     return q, k
 
 

@@ -22,7 +22,7 @@ from torchtitan.config import derive, override
 from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 
 from ropelab.arguments import check_tensor
-from ropelab.call.refusals import renamed
+from ropelab.call.refusals import in_words
 from ropelab.call.traced import recorded
 from ropelab.interop import dtensor
 from ropelab.rope import apply_rope
@@ -101,8 +101,5 @@ def _rotated(query, key, cos, sin, positions, layout: str) -> tuple[torch.Tensor
     if isinstance(query, DTensor) and positions is not None and not isinstance(positions, DTensor):
         along_tokens = [p if isinstance(p, Shard) and p.dim < query.ndim - 2 else Replicate() for p in query.placements]
         positions = DTensor.from_local(positions, query.device_mesh, along_tokens, run_check=False)
-    try:
-        query, key = rotate(query, key, positions=positions, **where)
-    except (TypeError, ValueError) as error:
-        raise renamed(error, q="query", k="key", cos="query", sin="query") from error
-    return query, key
+    rotate = in_words(rotate, q="query", k="key", cos="query", sin="query")
+    return rotate(query, key, positions=positions, **where)

@@ -25,7 +25,7 @@ from torchtitan.models.deepseek_v3.model import Attention
 from torchtitan.overrides import fused_mla as theirs
 
 from ropelab.arguments import check_tensor
-from ropelab.call.refusals import renamed
+from ropelab.call.refusals import in_words
 from ropelab.call.traced import one_node
 from ropelab.interop.dtensor import grad_placements
 from ropelab.interop.patch import Patch
@@ -49,10 +49,7 @@ def fused_mla_q(
     Raises:
         TypeError, ValueError: as `ropelab.rotate_mla_query`, in the words of these arguments.
     """
-    try:
-        query = rotate_mla_query(_local(q), q_nope_dim, **_where(rope_cache, positions))
-    except (TypeError, ValueError) as error:
-        raise renamed(error, **_WORDS) from error
+    query = in_words(rotate_mla_query, **_WORDS)(_local(q), q_nope_dim, **_where(rope_cache, positions))
     return _placed_as(q, query)
 
 
@@ -71,12 +68,9 @@ def fused_mla_kv(
         TypeError, ValueError: as `ropelab.assemble_mla_kv`, in the words of these arguments.
     """
     check_tensor("k_pe", k_pe, (3,), "[B, S, R]")
-    try:
-        key, value = assemble_mla_kv(
-            _local(kv), _shared(k_pe, kv)[:, :, None], q_nope_dim, **_where(rope_cache, positions), copy_value=False
-        )
-    except (TypeError, ValueError) as error:
-        raise renamed(error, **_WORDS) from error
+    key, value = in_words(assemble_mla_kv, **_WORDS)(
+        _local(kv), _shared(k_pe, kv)[:, :, None], q_nope_dim, **_where(rope_cache, positions), copy_value=False
+    )
     return _placed_as(kv, key), _placed_as(kv, value)
 
 

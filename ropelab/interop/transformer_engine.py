@@ -33,7 +33,7 @@ from ropelab.arguments import (
     shown,
     tensor,
 )
-from ropelab.call.refusals import renamed
+from ropelab.call.refusals import in_words
 from ropelab.call.traced import one_node
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.pairing import Layout
@@ -94,12 +94,9 @@ def apply_rotary_pos_emb(
         raise ValueError("cu_seqlens: expected a tensor for tensor_format 'thd', got None")
     where = _position_arguments("t", t, {"freqs": freqs}, tensor_format, start_positions, cu_seqlens, cp_size, cp_rank)
     layout, slice_ = _layout(interleaved), (0, freqs.shape[-1])
-    try:
-        return apply_rope(
-            t, cos=cos, sin=sin, layout=layout, seq_format=tensor_format, rotary_slice=slice_, **where
-        ).contiguous()
-    except (TypeError, ValueError) as error:
-        raise renamed(error, q="t", positions="freqs", offsets="start_positions", cos="freqs") from error
+    rotate = in_words(apply_rope, q="t", positions="freqs", offsets="start_positions", cos="freqs")
+    y = rotate(t, cos=cos, sin=sin, layout=layout, seq_format=tensor_format, rotary_slice=slice_, **where)
+    return y.contiguous()
 
 
 @one_node
@@ -150,13 +147,8 @@ def apply_fused_qkv_rotary_pos_emb(
 
     def rotate_by(freqs, *xs):
         cos, sin = tables[freqs]
-        slice_ = 0, cos.shape[-1]
-        try:
-            return apply_rope(
-                *xs, cos=cos, sin=sin, layout=layout, seq_format="thd", positions=positions, rotary_slice=slice_
-            )
-        except (TypeError, ValueError) as error:
-            raise renamed(error, q="qkv", k="qkv", cos=freqs, positions=freqs) from error
+        rotate, slice_ = in_words(apply_rope, q="qkv", k="qkv", cos=freqs, positions=freqs), (0, cos.shape[-1])
+        return rotate(*xs, cos=cos, sin=sin, layout=layout, seq_format="thd", positions=positions, rotary_slice=slice_)
 
     q, k = rotate_by("q_freqs", q, k) if q_freqs is k_freqs else (rotate_by("q_freqs", q), rotate_by("k_freqs", k))
     q = q.contiguous().reshape(*leading[:2], leading[2] * q_heads, head_dim)
@@ -224,18 +216,14 @@ def _position_arguments(
         check_shape("start_positions", start_positions, (sequences,), t, name, POSITION_DTYPES)
     starts = 0 if start_positions is None else start_positions
     if packed:
-        try:
-            return {"positions": PackedSequences(cu_seqlens, len(t), offsets=starts, **shard).positions}
-        except (TypeError, ValueError) as error:
-            raise renamed(error, offsets="start_positions", total_tokens="t") from error
+        sequences_of = in_words(PackedSequences, offsets="start_positions", total_tokens="t")
+        return {"positions": sequences_of(cu_seqlens, len(t), offsets=starts, **shard).positions}
     seq_len = t.shape[SEQ_AXIS[tensor_format]] * integer("cp_size", cp_size, at_least=1)
     for freqs_name, angles in freqs.items():
         if seq_len > len(angles):
             raise ValueError(f"{freqs_name}: expected at least s * cp_size = {seq_len} rows, got {len(angles)}")
-    try:
-        positions = context_parallel_positions(seq_len, **shard, device=t.device)  # this checks the ranks, too
-    except (TypeError, ValueError) as error:
-        raise renamed(error, seq_len=name) from error
+    # This checks the ranks, too.
+    positions = in_words(context_parallel_positions, seq_len=name)(seq_len, **shard, device=t.device)
     if cp_size == 1:
         return {"offsets": starts}
     return {"positions": positions if start_positions is None else _from_starts(start_positions, positions)}

@@ -25,7 +25,7 @@ from ropelab.arguments import (
     single,
     tensor,
 )
-from ropelab.call.refusals import renamed
+from ropelab.call.refusals import in_words
 from ropelab.call.traced import one_node
 from ropelab.paged_cache import mla_rope_and_cache, rope_and_cache
 
@@ -101,15 +101,12 @@ def fused_qknorm_rope_cache(
     v_out = None if v_out is None else _with_heads("v_out", v_out, head_dim)
     k_cache, k_scale = cache_in_its_dtype("k_cache", k_cache, kv_cache_dtype, k_scale, qkv.dtype)
     v_cache, v_scale = cache_in_its_dtype("v_cache", v_cache, kv_cache_dtype, v_scale, qkv.dtype)
-    try:
-        rope_and_cache(
-            q, k, v, k_cache, v_cache, slot_mapping, **where,
-            q_weight=q_weight, k_weight=k_weight, eps=single("epsilon", epsilon, at_least=0),
-            weight_offset=single("norm_weight_bias", norm_weight_bias),
-            q_out=q_out, k_out=k_out, v_out=v_out, k_scale=k_scale, v_scale=v_scale,
-        )  # fmt: skip
-    except (TypeError, ValueError) as error:
-        raise renamed(error, q="qkv", k="qkv", v="qkv", key_cache="k_cache", value_cache="v_cache") from error
+    in_words(rope_and_cache, q="qkv", k="qkv", v="qkv", key_cache="k_cache", value_cache="v_cache")(
+        q, k, v, k_cache, v_cache, slot_mapping, **where,
+        q_weight=q_weight, k_weight=k_weight, eps=single("epsilon", epsilon, at_least=0),
+        weight_offset=single("norm_weight_bias", norm_weight_bias),
+        q_out=q_out, k_out=k_out, v_out=v_out, k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
 
 
 @one_node
@@ -148,15 +145,12 @@ def concat_and_cache_mla_rope_fused(
     check_shape("cos_sin_cache", cos_sin_cache, ("positions", q_pe.shape[2]), q_pe, "q_pe")
     cos, sin = cos_sin_cache.chunk(2, dim=-1)
     kv_cache, scale = cache_in_its_dtype("kv_cache", kv_cache, kv_cache_dtype, kv_cache_scale, q_pe.dtype)
-    try:
-        mla_rope_and_cache(
-            q_pe, k_pe, kv_c, kv_cache, slot_mapping, cos=cos, sin=sin, positions=_of_tokens(positions, len(q_pe)),
-            layout="split_half" if flag("is_neox", is_neox) else "interleaved",
-            q_out=q_pe, k_out=k_pe, kv_scale=scale,
-        )  # fmt: skip
-    except (TypeError, ValueError) as error:
-        words = {"cos": "cos_sin_cache", "sin": "cos_sin_cache", "kv_scale": "kv_cache_scale"}
-        raise renamed(error, **words, q_out="q_pe", k_out="k_pe") from error
+    words = {"cos": "cos_sin_cache", "sin": "cos_sin_cache", "kv_scale": "kv_cache_scale"}
+    in_words(mla_rope_and_cache, **words, q_out="q_pe", k_out="k_pe")(
+        q_pe, k_pe, kv_c, kv_cache, slot_mapping, cos=cos, sin=sin, positions=_of_tokens(positions, len(q_pe)),
+        layout="split_half" if flag("is_neox", is_neox) else "interleaved",
+        q_out=q_pe, k_out=k_pe, kv_scale=scale,
+    )  # fmt: skip
 
 
 def _with_heads(name: str, x: torch.Tensor, head_dim: int) -> torch.Tensor:

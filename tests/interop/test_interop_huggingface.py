@@ -11,7 +11,7 @@ from ropelab.interop import calls
 from ropelab.interop.broadcast import formula
 from ropelab.interop.calls import ForeignRotation
 from ropelab.interop.huggingface import apply_rotary_pos_emb, patch
-from ropelab.interop.huggingface.calls import CALLS
+from ropelab.interop.huggingface.model import CALLS
 from tests.conftest import HAS_GPU
 from tests.support import older
 

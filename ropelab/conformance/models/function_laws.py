@@ -11,7 +11,7 @@ import torch
 from ropelab.conformance.report import Report
 from ropelab.conformance.verify import verify
 from ropelab.interop.calls import Complex, ForeignRotation, Understood
-from ropelab.interop.huggingface.calls import CALLS, GatheredRows
+from ropelab.interop.huggingface.model import CALLS, GatheredRows
 
 
 def understood(name: str, function: Callable[..., Any]) -> Understood:

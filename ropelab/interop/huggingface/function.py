@@ -4,7 +4,7 @@ import torch
 
 from ropelab.arguments import integer, tensor
 from ropelab.call.traced import one_node
-from ropelab.interop.broadcast import as_joined, check_tables, formula, promoted, rotate_in_one_launch
+from ropelab.interop.broadcast import check_tables, rotate
 from ropelab.layout.pairing import Layout, check_layout
 
 
@@ -51,6 +51,5 @@ def apply_rotary_pos_emb(
             raise ValueError(f"unsqueeze_dim: expected a place before the last axis of {name}, got {unsqueeze_dim}")
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     check_tables({"q": q, "k": k}, {"cos": cos, "sin": sin})
-    rotated = as_joined(rotate_in_one_launch([promoted(x, cos) for x in (q, k)], cos, sin, layout=layout), cos)
-    q_out, k_out = (formula(x, cos, sin, layout) for x in (q, k)) if rotated is None else rotated
+    q_out, k_out = rotate([q, k], cos, sin, layout)
     return q_out, k_out
