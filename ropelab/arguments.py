@@ -185,7 +185,7 @@ def check_device(name: str, x: torch.Tensor, q: torch.Tensor, of: str = "q") -> 
 
 
 def check_shape(
-    name: str, x: torch.Tensor, shape: Sequence[int | str], q: torch.Tensor, of: str = "q", dtypes=DTYPES
+    name: str, x: torch.Tensor, shape: Sequence[int | str], q: torch.Tensor, of: str = "q", dtypes=DTYPES, hint=""
 ) -> None:
     """Check dtype, shape and device of ``x``.
 
@@ -194,6 +194,7 @@ def check_shape(
         shape: the size of each axis, or the name of a size that is free.
         q: the argument ``of``, whose device ``x`` must have.
         dtypes: the dtypes that ``x`` may have.
+        hint: the end of the message about another shape: its likely meaning.
 
     Raises:
         TypeError: ``x`` is not a tensor, or has another dtype.
@@ -202,7 +203,7 @@ def check_shape(
     fits = isinstance(x, torch.Tensor) and x.ndim == len(shape)
     if not fits or any(not isinstance(size, str) and size != x.shape[i] for i, size in enumerate(shape)):
         # compilers cannot follow the construction of the message
-        check_tensor(name, x, (), f"[{', '.join(map(str, shape))}]", dtypes)
+        check_tensor(name, x, (), f"[{', '.join(map(str, shape))}]", dtypes, hint)
     check_tensor(name, x, (len(shape),), "", dtypes)
     check_device(name, x, q, of)
 

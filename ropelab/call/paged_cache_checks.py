@@ -127,25 +127,24 @@ def _check_nope(t: CacheTensors, norm: Norm | None) -> None:
         raise ValueError("q_nope: expected at least one feature of a head, got none")
 
 
-def _one_of(cache: torch.Tensor, name: str) -> str:
-    """The end of a message about a cache of another rank: how to make a paged cache of it."""
+def _one_of(cache: torch.Tensor, name: str, heads: int, features: int) -> str:
+    """The end of a message about a cache of another shape: how to make a paged cache of it."""
     if isinstance(cache, torch.Tensor) and cache.ndim == 3:
         return f" (slots without blocks: pass {name}.unsqueeze(1))"
     if isinstance(cache, torch.Tensor) and cache.ndim == 5 and 2 in cache.shape[:2]:
         return f" (keys and values in one tensor: pass key_cache, value_cache = cache.unbind({cache.shape.index(2)}))"
+    if isinstance(cache, torch.Tensor) and cache.ndim == 4 and (cache.shape[1], cache.shape[3]) == (heads, features):
+        return f" (heads before the slots of a block: pass {name}.transpose(1, 2))"
     return ""
 
 
 def _check_caches(t: CacheTensors, seq_format: str) -> None:
     for name, cache, x in (("key_cache", t.k_cache, t.k), ("value_cache", t.v_cache, t.v)):
         heads, features = to_bshd(x, seq_format).shape[2:]
-        expected = f"[blocks, block_size, {heads}, {features}]"
-        check_tensor(name, cache, (4,), expected, CACHE_DTYPES, _one_of(cache, name))
-        if cache.shape[2:] != (heads, features) or not cache.shape[1]:
-            hnd = (cache.shape[1], cache.shape[3]) == (heads, features)
-            hint = f" (heads before the slots of a block: pass {name}.transpose(1, 2))" if hnd else ""
-            raise ValueError(f"{name}: expected shape {expected}, got {tuple(cache.shape)}{hint}")
-        check_device(name, cache, t.q)
+        shape = "blocks", "block_size", heads, features
+        check_shape(name, cache, shape, t.q, dtypes=CACHE_DTYPES, hint=_one_of(cache, name, heads, features))
+        if not cache.shape[1]:
+            raise ValueError(f"{name}: expected blocks of at least one slot, got {tuple(cache.shape)}")
         check_adjacent(name, cache)
     if t.v_cache.shape[:2] != t.k_cache.shape[:2]:
         raise ValueError(
@@ -160,8 +159,7 @@ def check_adjacent(name: str, x: torch.Tensor) -> None:
 
 
 def _check_slot_mapping(t: CacheTensors, seq_format: str) -> None:
-    check_tensor("slot_mapping", t.slots, (1,), "[slots]", POSITION_DTYPES)
-    check_device("slot_mapping", t.slots, t.q)
+    check_shape("slot_mapping", t.slots, ("slots",), t.q, dtypes=POSITION_DTYPES)
     batch, seq_len = to_bshd(t.q, seq_format).shape[:2]
     if t.slots.shape[0] > batch * seq_len:
         raise ValueError(

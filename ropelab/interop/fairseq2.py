@@ -19,6 +19,7 @@ from ropelab.angles.tables import MOST_ROWS, frequency_tables
 from ropelab.arguments import (
     DTYPES,
     POSITION_DTYPES,
+    check_shape,
     check_tensor,
     choice,
     flag,
@@ -220,12 +221,8 @@ class KernelEncoder(torch.nn.Module):
             raise ValueError(f"seqs: expected positions below max_seq_len = {self.max_seq_len}, got {end - 1}")
         if everywhere:
             return {"offsets": first}
-        indices, shape = tensor("seqs_layout", getattr(layout, "position_indices", None)), tuple(seqs.shape[:tokens])
-        check_tensor("seqs_layout", indices, (tokens,), f"{shape} of positions", POSITION_DTYPES)
-        if indices.shape != seqs.shape[:tokens]:
-            raise ValueError(f"seqs_layout: expected positions of shape {shape}, got {tuple(indices.shape)}")
-        if indices.device != seqs.device:
-            raise ValueError(f"seqs_layout: expected positions on seqs's device {seqs.device}, got {indices.device}")
+        indices: Any = getattr(layout, "position_indices", None)
+        check_shape("seqs_layout.position_indices", indices, seqs.shape[:tokens], seqs, "seqs", POSITION_DTYPES)
         positions = torch.where(indices >= 0, first + indices, NO_POSITION)
         return {"positions": positions, "seq_format": "thd" if layout.packed else "bshd"}
 

@@ -36,7 +36,7 @@ def run(forward: Callable[..., Any], layer: Any, arguments: Mapping[str, Any]) -
         if isinstance(stop, Refused):
             raise
     except Exception as error:
-        raise Refused(f"its forward did not run with stand-ins: {type(error).__name__}: {error}") from error
+        raise Refused(f"its forward did not run with random numbers: {type(error).__name__}: {error}") from error
 
 
 class Uses(TorchDispatchMode):

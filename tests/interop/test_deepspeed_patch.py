@@ -239,6 +239,16 @@ def test_a_function_of_another_convention_is_refused(files, other):
     assert layer.apply_rotary_pos_emb is other and not layer._torchembed_available
 
 
+def test_bools_go_to_deepspeeds_own_function():
+    layer = ModuleType("deepspeed.sequence.layer")
+    layer.apply_rotary_pos_emb = lambda t, freqs_cos, freqs_sin: formula(t, freqs_cos, freqs_sin)
+    parents = {name: ModuleType(name) for name in ("deepspeed", "deepspeed.sequence")}
+    modules = parents | {layer.__name__: layer, "deepspeed.sequence.fpdt_layer": None}
+    with mock.patch.dict(sys.modules, modules), patch():
+        with pytest.raises(RuntimeError, match="bool"):
+            layer.apply_rotary_pos_emb(torch.ones(S, D, dtype=torch.bool), *torch.rand(2, S, D))
+
+
 def test_without_deepspeed_the_patch_says_so():
     with mock.patch.dict(sys.modules, {"deepspeed": None}), pytest.raises(ImportError, match="deepspeed"):
         patch()

@@ -104,7 +104,7 @@ def test_the_probe_finds_the_norms_and_their_place(kind, found):
         (QueryNormAlone, "q and k are not normalized alike"),
         (OtherPositions, "other positions than those of its tokens"),
         (Gated, "gate uses q or k besides the attention"),
-        (Fails, "did not run with stand-ins: RuntimeError: no GPU"),
+        (Fails, "did not run with random numbers: RuntimeError: no GPU"),
     ],
 )
 def test_the_probe_refuses_a_layer_that_does_something_else(kind, reason):

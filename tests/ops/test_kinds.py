@@ -41,6 +41,19 @@ def test_a_named_format_changes_no_bit(kind, torch_backend, monkeypatch):
                 assert torch.equal(g, expected)
 
 
+@pytest.mark.parametrize("seq_format", ["bhsd", "bshd"])
+def test_a_named_format_changes_no_bit_of_a_norm(seq_format, torch_backend, monkeypatch):
+    xs, cos, sin = drawn(seq_format, 2, 5, False, 2, 2, 12)
+    leaves = [x.detach().requires_grad_() for x in (*xs, *torch.randn(2, 12))]
+    named = KINDS[0].norm_and_rotate(leaves[:2], leaves[2:], cos, sin, 1e-6)
+    monkeypatch.setattr(broadcast, "_format_of", lambda *given: None)
+    found = KINDS[0].norm_and_rotate(leaves[:2], leaves[2:], cos, sin, 1e-6)
+    cotangents = [torch.randn_like(y) for y in named]
+    gradients = [torch.autograd.grad(ys, leaves, cotangents) for ys in (named, found)]
+    for y, expected in zip((*named, *gradients[0]), (*found, *gradients[1]), strict=True):
+        assert torch.equal(y, expected) and y.stride() == expected.stride()
+
+
 def refused():
     """Tensors and tables without a format: heads that differ, tokens that differ, another dtype, rank or batch."""
     q, k, row = torch.randn(2, 4, 5, 12), torch.randn(2, 1, 5, 12), torch.randn(1, 1, 5, 12)
