@@ -6,11 +6,11 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ropelab.study.plots import marks, ticks
 from ropelab.study.plots.looks import COLORBLIND
-from ropelab.study.plots.panels import grid
 from ropelab.study.topics.kernel_steps.layout import WARP
 from ropelab.study.topics.kernel_steps.threads import SECTOR, Access
 
@@ -23,9 +23,9 @@ _THREADS = "viridis"
 def turned(tables: tuple[torch.Tensor, torch.Tensor], pairs: Sequence[int] = (0, 8, 16)) -> Figure:
     """Where the pair (1, 0) lies at each position of tables of cosines and sines ``[positions, pairs]``."""
     cos, sin = (table.numpy() for table in tables)
-    panels = grid(1, len(pairs), (2.1, 2.2), "A pair turns by an angle for each position", "", sharey=True)
+    fig, axes = _drawn((6.3, 2.7), "A pair turns by an angle for each position", columns=len(pairs))
     colors = mpl.colormaps[_THREADS](np.linspace(0, 1, len(cos)))
-    for ax, pair in zip(panels.axes[0], pairs, strict=True):
+    for ax, pair in zip(axes, pairs, strict=True):
         zero = np.zeros(len(cos))
         x, y = cos[:, pair], sin[:, pair]
         ax.quiver(zero, zero, x, y, color=colors, angles="xy", scale_units="xy", scale=1, width=0.015)
@@ -34,8 +34,8 @@ def turned(tables: tuple[torch.Tensor, torch.Tensor], pairs: Sequence[int] = (0,
         ax.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal", title=f"pair {pair}", xlabel="$x_0$")
         for axis in (ax.xaxis, ax.yaxis):
             ticks.at(axis, (-1, 0, 1))
-    panels.axes[0, 0].set_ylabel("$x_1$")
-    return panels.figure
+    axes[0].set_ylabel("$x_1$")
+    return fig
 
 
 def lying(access: Access, head_dim: int, title: str) -> Figure:
@@ -44,8 +44,7 @@ def lying(access: Access, head_dim: int, title: str) -> Figure:
     Args:
         access: a load of x, or a store of y.
     """
-    panels = grid(1, 1, (6.2, 2.1), title, "")
-    ax = panels.axes[0, 0]
+    fig, (ax,) = _drawn((6.2, 2.6), title)
     picture = np.tile(mpl.colors.to_rgb(_EMPTY), (_HEADS, head_dim, 1))
     palette = mpl.colormaps[_THREADS].resampled(WARP)
     moved = (access.place >= 0) & (access.place < _HEADS * head_dim)
@@ -65,7 +64,7 @@ def lying(access: Access, head_dim: int, title: str) -> Figure:
         handles.append(mpl.patches.Patch(color=color, label=label))
     ax.legend(handles=handles, ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8,
               handlelength=1, columnspacing=1)  # fmt: skip
-    return panels.figure
+    return fig
 
 
 def ladder(rows: pd.DataFrame, title: str, footer: str, now: str = "") -> Figure:
@@ -75,8 +74,7 @@ def ladder(rows: pd.DataFrame, title: str, footer: str, now: str = "") -> Figure
         rows: columns step, speed (NaN where it is not timed), roof (NaN where it is not known) and by, its resource.
         now: the step whose bar has another colour.
     """
-    panels = grid(1, 1, (6.2, 0.27 * len(rows) + 0.5), title, footer)
-    ax = panels.axes[0, 0]
+    fig, (ax,) = _drawn((6.2, 0.27 * len(rows) + 1.3), title, footer)
     place = marks.places(rows.step)
     colors = [COLORBLIND[0 if step == now or not now else 7] for step in rows.step]
     ax.barh(place, rows.speed.fillna(0), 0.62, color=colors)
@@ -93,7 +91,10 @@ def ladder(rows: pd.DataFrame, title: str, footer: str, now: str = "") -> Figure
     marks.rows(ax, place)
     ax.set_xlim(0, _END)
     ax.grid(False, axis="y")
-    return panels.finish("speed of a copy of the same bytes", legend=1 if rows.roof.notna().any() else 0)
+    ax.set_xlabel("speed of a copy of the same bytes")
+    if rows.roof.notna().any():
+        fig.legend(loc="outside lower left", frameon=False, fontsize=8)
+    return fig
 
 
 _END, _NEAR, _INSIDE = 1.08, 0.8, 0.2
@@ -107,8 +108,7 @@ def tiles(points: pd.DataFrame, title: str, footer: str) -> Figure:
     Args:
         points: columns pairs, median_us, low and high (over the median), registers, occupancy, and the roofs.
     """
-    panels = grid(1, 1, (6.2, 3.4), title, footer)
-    ax = panels.axes[0, 0]
+    fig, (ax,) = _drawn((6.2, 3.9), title, footer)
     for name, place, style in ("bytes", 2, "-"), ("instructions", 3, "--"), ("starts", 4, ":"), ("waits", 5, "-."):
         ax.plot(points.pairs, points[name], style, color=COLORBLIND[place], linewidth=1.4, label=f"roof: {name}")
     spread = [(1 - points.low) * points.median_us, (points.high - 1) * points.median_us]
@@ -116,5 +116,15 @@ def tiles(points: pd.DataFrame, title: str, footer: str) -> Figure:
     ax.set_xscale("log", base=2)
     texts = {one.pairs: f"{one.pairs:g}\n{one.registers}\n{one.occupancy:.0%}" for one in points.itertuples()}
     ticks.at(ax.xaxis, points.pairs, texts.__getitem__)
-    ax.set_ylim(bottom=0)
-    return panels.finish("pairs a thread, its registers, the part of the warps that fit", "microseconds", legend=3)
+    ax.set(ylim=(0, None), ylabel="microseconds")
+    ax.set_xlabel("pairs a thread, its registers, the part of the warps that fit")
+    ax.legend(loc="upper right", ncols=2, frameon=False)
+    return fig
+
+
+def _drawn(size: tuple[float, float], title: str, footer: str = "", columns: int = 1) -> tuple[Figure, Sequence[Axes]]:
+    """A figure of ``size`` (inches) with a title and, at its foot, where its numbers come from."""
+    fig = Figure(figsize=size, layout="constrained")
+    fig.suptitle(title, x=0.01, ha="left", size=12, weight="bold")
+    fig.supxlabel(footer, x=0.99, ha="right", size=8, color="0.35")
+    return fig, fig.subplots(1, columns, sharey=True, squeeze=False)[0]
