@@ -60,6 +60,21 @@ def test_an_edited_kernel_has_no_recorded_time(monkeypatch):
 
 
 @interpreted
+def test_a_step_stands_beside_the_last_of_its_layout_and_its_highest_roof_is_bold(monkeypatch):
+    tables = []
+    monkeypatch.setattr(chapter, "display", lambda *shown: tables.extend(x for x in shown if hasattr(x, "_compute")))
+    judge = chapter.Judge(records.selection(records.MEASUREMENTS, "NVIDIA H200"), timed.CASES[1])
+    for name in ("1 one head", "3 wide accesses", "4 strided pairs", "5 backward"):
+        each = STEPS[name]
+        judge(each.kernel, each.grid, step=name, layout=each.layout, inverse=each.inverse, **each.constants)
+    assert [[*table.data] for table in tables][1:] == [
+        ["1 one head", "3 wide accesses"], ["3 wide accesses", "4 strided pairs"], ["3 wide accesses", "5 backward"]
+    ]  # fmt: skip
+    bold = {tables[1].index[row]: tables[1].columns[column] for row, column in tables[1]._compute().ctx}
+    assert bold == {"roof: starts, µs": "1 one head", "roof: bytes, µs": "3 wide accesses"}
+
+
+@interpreted
 def test_a_step_writes_every_element_and_none_beside():
     (inputs,) = CASE.inputs(1, "cpu", torch.float16)
     for name, each in STEPS.items():

@@ -75,7 +75,8 @@ class Judge:
         elif edited:
             display(Markdown("The record has the time of the chapter's kernel, and none of this one."))
         if not self.brief:
-            display(self.table(self._with_step_before(judged.name)).set_index("step").T.rename_axis(columns=None).style)
+            table = self.table(self._with_step_before(judged)).set_index("step").T.rename_axis(columns=None)
+            display(table.style.apply(_highest_roof))
         elif found:
             made = "{instructions} instructions, {registers} registers, at most {store_bytes} bytes a store".format(
                 **found
@@ -159,10 +160,11 @@ class Judge:
             row[f"{self.gpu.name}, Triton {self.record.provenance['triton']}, µs"] = f"{self.times.median_us[name]:.1f}"
         return row
 
-    def _with_step_before(self, name: str) -> list[str]:
-        """The step and, if it was judged, the one before it in the chapter."""
-        earlier = [*STEPS][: [*STEPS, name].index(name)]
-        return [*[each for each in earlier if each in self._facts][-1:], name]
+    def _with_step_before(self, judged: Step) -> list[str]:
+        """The step and the last of its layout, else the last, that was judged and stands before it in the chapter."""
+        earlier = [each for each in [*STEPS][: [*STEPS, judged.name].index(judged.name)] if each in self._facts]
+        alike = [each for each in earlier if STEPS[each].layout == judged.layout]
+        return [*(alike or earlier)[-1:], judged.name]
 
     def ladder(self, now: str = "") -> None:
         """Draw the bars of the steps up to ``now``, or of all; on a GPU the bars are those of this GPU."""
@@ -201,6 +203,13 @@ class Judge:
             kinds = " and ".join(access.kind for access in same)
             display(figures.lying(same[0], self.case.head_dim, _lying(same[0], f"{kinds} {where}")))
         self._drawn = [*drawn] or self._drawn
+
+
+def _highest_roof(column: pd.Series) -> list[str]:
+    """Bold letters for the highest roof of a column of `Judge.table`."""
+    roofs = {row: float(us) for row, us in column.items() if row.startswith("roof") and us}
+    highest = max(roofs, key=roofs.__getitem__, default="")
+    return ["font-weight: bold" * (row == highest) for row in column.index]
 
 
 def outcome(judged: Step) -> str:
