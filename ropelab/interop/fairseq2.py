@@ -361,10 +361,8 @@ class YaRNRotaryEncoder(KernelEncoder):
         super().__init__(encoding_dim, max_seq_len, theta=theta, device=device, impl="reference")
         self.scale_factor = number("scale_factor", scale_factor, above=0)
         self.original_max_seq_len = integer("original_max_seq_len", original_max_seq_len, at_least=1)
-        self.beta_fast, self.beta_slow = (
-            number("beta_fast", beta_fast, above=0),
-            number("beta_slow", beta_slow, above=0),
-        )
+        self.beta_fast = number("beta_fast", beta_fast, above=0)
+        self.beta_slow = number("beta_slow", beta_slow, above=0)
         self.mscale_param = number("mscale", mscale, at_least=0)
         self.mscale_all_dim = number("mscale_all_dim", mscale_all_dim, at_least=0)
         self.truncate = flag("truncate", truncate)

@@ -17,8 +17,6 @@ The function has the name and the arguments of ``flashinfer.rope_quantize_fp8_ap
   Inputs that are not neighbours are concatenated first, and outputs that are not neighbours are copied afterwards.
 """
 
-from collections.abc import Mapping
-
 import torch
 
 from ropelab.arguments import (
@@ -33,7 +31,8 @@ from ropelab.arguments import (
     number,
     shown,
 )
-from ropelab.call.memory import is_plain, may_share_elements, overlaps_itself
+from ropelab.call.checks import check_no_grad, check_writable
+from ropelab.call.memory import check_disjoint, is_plain
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.call.refusals import in_words
 from ropelab.call.traced import one_node
@@ -48,6 +47,7 @@ _OF_HEADS = {
 }  # fmt: skip
 _OF_LATENT = _OF_HEADS | {"v": "k_nope", "key_cache": "paged_kv_cache[1]", "value_cache": "paged_kv_cache[0]"}
 """The words of `rope_and_cache` -> FlashInfer's words, for heads of keys, and for multi-head latent attention."""
+_OUTS = "q_rope_out", "q_nope_out"
 
 
 @one_node
@@ -127,7 +127,11 @@ def rope_quantize_fp8_append_paged_kv_cache(
     elif q_nope is not None:
         whole = _neighbours(*outs)
         if apart := whole is None:
-            _check_written(dict(zip(("q_rope_out", "q_nope_out"), outs, strict=True)), paged_kv_cache)
+            # The results can be copied after the kernel has written the caches.
+            check_writable(_OUTS, outs, "")
+            check_no_grad(_OUTS, outs)
+            caches = {f"paged_kv_cache[{i}]": cache for i, cache in enumerate(paged_kv_cache)}
+            check_disjoint(caches | dict(zip(_OUTS, outs, strict=True)), {})
             whole = torch.empty((*q_rope.shape[:-1], k.shape[-1]), dtype=outs[0].dtype, device=q_rope.device)
         heads = {"q": _joined(q_rope, q_nope), "q_out": whole}
     slots = slot_mapping(kv_indices, kv_indptr, batch_indices, positions, page_size)
@@ -260,7 +264,7 @@ def _neighbours(rope: torch.Tensor, nope: torch.Tensor) -> torch.Tensor | None:
 def _outputs(q_rope, q_nope, q_rope_out, q_nope_out, dtype):
     """The tensors for the results for q: the given tensors, or new tensors."""
     sizes = q_rope.shape[-1], 0 if q_nope is None else q_nope.shape[-1]
-    given = {"q_rope_out": q_rope_out, "q_nope_out": q_nope_out}
+    given = dict(zip(_OUTS, (q_rope_out, q_nope_out), strict=True))
     for (name, out), size in zip(given.items(), sizes, strict=True):
         if out is not None:
             _like_q(name, out, (*q_rope.shape[:-1], size), q_rope, FLOAT8_DTYPES)
@@ -273,22 +277,6 @@ def _outputs(q_rope, q_nope, q_rope_out, q_nope_out, dtype):
             raise TypeError(f"{name}: expected quantize_dtype {dtype_name(dtype)}, got {dtype_name(out.dtype)}")
     new = torch.empty((*q_rope.shape[:-1], sum(sizes)), dtype=dtype, device=q_rope.device).split(sizes, dim=-1)
     return new[0] if q_rope_out is None else q_rope_out, new[1] if q_nope_out is None else q_nope_out
-
-
-def _check_written(outs: Mapping[str, torch.Tensor], caches) -> None:
-    """Check that the results for q can be copied to ``outs`` after the kernel has written the caches."""
-    taken = {f"paged_kv_cache[{i}]": cache for i, cache in enumerate(caches)}
-    for name, out in outs.items():
-        if out.is_inference() and not torch.is_inference_mode_enabled():
-            raise ValueError(f"{name}: expected no inference tensor outside of torch.inference_mode(), got one")
-        if out.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"{name}: expected a tensor without grad, or torch.no_grad(), got requires_grad=True")
-        if overlaps_itself(out):
-            raise ValueError(f"{name}: expected elements at distinct addresses, got strides {out.stride()}")
-        for other, x in taken.items():
-            if may_share_elements(out, x):
-                raise ValueError(f"{name}: expected memory disjoint from {other}'s, got overlapping tensors")
-        taken[name] = out
 
 
 _SMALLEST = torch.finfo(torch.float32).tiny

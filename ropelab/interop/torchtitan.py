@@ -91,15 +91,10 @@ def complex_rope(cfg: ComplexRoPE.Config) -> KernelComplexRoPE.Config:
 def _rotated(query, key, cos, sin, positions, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate tensors of one process, or DTensors whose positions belong to the rank's own tokens."""
     check_tensor("query", query, (3, 4), "[T, H, dim] or [B, S, H, dim]")
-    where: dict[str, Any] = {
-        "cos": cos,
-        "sin": sin,
-        "layout": layout,
-        "seq_format": "thd" if query.ndim == 3 else "bshd",
-    }
-    rotate = dtensor.apply_rope if isinstance(query, DTensor) else apply_rope
+    rotate: Any = dtensor.apply_rope if isinstance(query, DTensor) else apply_rope
     if isinstance(query, DTensor) and positions is not None and not isinstance(positions, DTensor):
         along_tokens = [p if isinstance(p, Shard) and p.dim < query.ndim - 2 else Replicate() for p in query.placements]
         positions = DTensor.from_local(positions, query.device_mesh, along_tokens, run_check=False)
     rotate = in_words(rotate, q="query", k="key", cos="query", sin="query")
-    return rotate(query, key, positions=positions, **where)
+    seq_format = "thd" if query.ndim == 3 else "bshd"
+    return rotate(query, key, cos=cos, sin=sin, layout=layout, seq_format=seq_format, positions=positions)

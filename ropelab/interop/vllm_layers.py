@@ -119,16 +119,10 @@ def _attend(attention: Any, positions: torch.Tensor, q: torch.Tensor, k: torch.T
     """Attention with norm and rotation, in the place of vLLM's module."""
     from vllm.model_executor.layers.attention.attention import _encode_layer_name
 
-    heads, size, value_size, name = (
-        attention.num_heads,
-        attention.head_size,
-        attention.head_size_v,
-        attention.layer_name,
-    )
-    dtype = q.dtype
-    q = q.view(-1, heads, size)
-    k, v = k.view(-1, attention.num_kv_heads, size), v.view(-1, attention.num_kv_heads, value_size)
-    out = torch.empty((q.shape[0], heads, value_size), dtype=dtype, device=q.device)
+    heads, value_size, name = attention.num_heads, attention.head_size_v, attention.layer_name
+    q, k = q.view(-1, heads, attention.head_size), k.view(-1, attention.num_kv_heads, attention.head_size)
+    v = v.view(-1, attention.num_kv_heads, value_size)
+    out = torch.empty((q.shape[0], heads, value_size), dtype=q.dtype, device=q.device)
     q = torch.ops.ropelab.vllm_attention(q, k, v, positions, name, attention.query_quant is not None)
     torch.ops.vllm.unified_attention_with_output(q, k, v, out, _encode_layer_name(name))
     return out.view(-1, heads * value_size)
