@@ -8,7 +8,7 @@ from ropelab.arguments import check_tensor
 from ropelab.call.checks import check_places
 from ropelab.call.operation import Operation, Tensors
 from ropelab.call.paged_cache_checks import CACHE_DTYPES, NAMES, check_call, check_contents, check_slots
-from ropelab.call.refusals import renamed
+from ropelab.call.refusals import in_words
 from ropelab.call.where import Where
 from ropelab.kernels import Norm
 from ropelab.kernels.tensors import CacheTensors
@@ -58,11 +58,9 @@ def _check_entries(given: Tensors, where: Where) -> None:
         check_tensor("kv_scale_cache", kv_scale_cache, (2,), "[blocks, block_size]", (float32,))
     if q_scale_out is not None:
         check_tensor("q_scale_out", q_scale_out, (2,), "of q_pe without the features", (float32,))
-    try:
-        check_call(_of_entries(*given, *where.angles.for_kernels, where.positions)[: len(NAMES)], where, None)
-    except (TypeError, ValueError) as error:
-        words = {"q": "q_pe", "k": "k_pe", "v": "kv_c", "k_scale": "kv_scale", "k_scale_cache": "kv_scale_cache"}
-        raise renamed(error, **words, key_cache="kv_cache", value_cache="kv_cache") from error
+    words = {"q": "q_pe", "k": "k_pe", "v": "kv_c", "k_scale": "kv_scale", "k_scale_cache": "kv_scale_cache"}
+    check = in_words(check_call, **words, key_cache="kv_cache", value_cache="kv_cache")
+    check(_of_entries(*given, *where.angles.for_kernels, where.positions)[: len(NAMES)], where, None)
 
 
 def _check_slots_of_entries(given: Tensors, where: Where) -> None:
