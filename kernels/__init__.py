@@ -5,7 +5,7 @@ module for GPUs and a torch module for all other devices. A function ``step`` of
 ``plan_step`` of the Triton module plans the launch that has the same bits (sums of a norm and of a product apart), on
 the same tuples of tensors. `backends` chooses between the two, and `run` launches a plan for tensors of any strides.
 
-Every kernel that rotates has the parameters ``(at, first_position, table_rows, ..., strides, C)``: the addresses and
+Every kernel that rotates has the parameters ``(ptr, first_position, table_rows, ..., strides, C)``: the addresses and
 the strides of the tensors as two named tuples (`tensors`), and everything that is known at compile time as one object
 (`choices`). A kernel is a composition of stages:
 

@@ -58,25 +58,25 @@ def whole_heads(head_dim: int, rotation: Rotation, pairs_per_access: int, pieces
 def axes_of_pairs(rotation: Rotation) -> dict[str, int]:
     """The choices of `choices.Turning` for the axis of each pair.
 
-    PAIR_BITS has a row of bits for each axis, and UNIT_BITS for each place in a unit and each axis: see
-    `place_triton.has_bit`. AXIS_PLACES has two bits for each of four places.
+    PAIR_BITS has a row of bits for each axis, and UNIT_BITS for each pair in a unit and each axis: see
+    `place_triton.has_bit`. SAME_AXIS has two bits for each of four pairs.
     """
     axes = rotation.axes or (0,)
     count, unit = max(axes) + 1, max(4, axis_group(rotation))
     padded = axes + axes[-1:] * (-len(axes) % unit)
-    columns = [padded[place::unit] for place in range(4)]
+    columns = [padded[i::unit] for i in range(4)]
     return {
         "AXES": count, "PAIR_BITS": _rows_of_bits([axes], count),
         "AXIS_UNIT": unit, "UNIT_BITS": _rows_of_bits(columns, count),
-        "AXIS_PLACES": sum(columns.index(column) << (2 * place) for place, column in enumerate(columns)),
+        "SAME_AXIS": sum(columns.index(column) << (2 * i) for i, column in enumerate(columns)),
     }  # fmt: skip
 
 
 def _rows_of_bits(columns: Sequence[Sequence[int]], count: int) -> int:
-    """For each column and each of ``count`` axes a row of whole words of 32 bits, in which the axis has its places."""
+    """For each column and each of ``count`` axes a row of whole words of 32 bits, in which the axis has its bits."""
     width = -(-len(columns[0]) // 32) * 32
-    places = ((j * count + axis, i) for j, column in enumerate(columns) for i, axis in enumerate(column))
-    return sum(1 << (row * width + i) for row, i in places)
+    bits = ((j * count + axis, i) for j, column in enumerate(columns) for i, axis in enumerate(column))
+    return sum(1 << (row * width + i) for row, i in bits)
 
 
 def heads_of(t: Any) -> list[torch.Tensor]:
@@ -91,7 +91,7 @@ def strides_of(t: Any) -> Any:
 
 
 def launch_grid(batch: int, token_blocks: int, head_blocks: int, order: str) -> tuple[tuple[int, int, int], str]:
-    """The grid of a launch and its order: ``order``, or "heads" if the grid axis of "batches" has too few places.
+    """The grid of a launch and its order: ``order``, or "heads" if the grid axis of "batches" is too short.
 
     Args:
         batch, token_blocks, head_blocks: the number of batches, of blocks of tokens and of blocks of heads.

@@ -49,8 +49,8 @@ def cos_sin(position, frequencies_ptr, stride, pair, mask):
 
 
 @triton.jit
-def shared_columns(angles, tokens, seq_len, PLACES: tl.constexpr, C: tl.constexpr):
-    """The `Columns` of the first PLACES pairs of every token, ``[tokens, 1, PLACES]``.
+def shared_columns(angles, tokens, seq_len, PAIRS: tl.constexpr, C: tl.constexpr):
+    """The `Columns` of every token, ``[tokens, 1, PAIRS]``; PAIRS is a power of two.
 
     The program computes or reads the values once for all heads, along one axis over which the compiler spreads all
     threads. The threads then exchange the values through shared memory. Without tables, a thread that computed the
@@ -58,11 +58,11 @@ def shared_columns(angles, tokens, seq_len, PLACES: tl.constexpr, C: tl.constexp
     thread would read its values one by one.
     """
     if C.TABLE_FREE:
-        cos, sin = _computed(angles, tokens, seq_len, PLACES, C)
+        cos, sin = _computed(angles, tokens, seq_len, PAIRS, C)
     else:
-        cos, sin = _gathered(angles, tokens, seq_len, PLACES, C)
-    cos = tl.reshape(cos.to(C.COMPUTE_DTYPE), [tokens.distance.shape[0], 1, PLACES])
-    sin = tl.reshape(sin.to(C.COMPUTE_DTYPE), [tokens.distance.shape[0], 1, PLACES])
+        cos, sin = _gathered(angles, tokens, seq_len, PAIRS, C)
+    cos = tl.reshape(cos.to(C.COMPUTE_DTYPE), [tokens.distance.shape[0], 1, PAIRS])
+    sin = tl.reshape(sin.to(C.COMPUTE_DTYPE), [tokens.distance.shape[0], 1, PAIRS])
     return Columns(cos, cos, sin, sin)
 
 
@@ -77,11 +77,11 @@ def _positions_of_pairs(angles, tokens, distance, pair, seq_len, C: tl.constexpr
 
 
 @triton.jit
-def _computed(angles, tokens, seq_len, PLACES: tl.constexpr, C: tl.constexpr):
-    """Cosines and sines ``[tokens * PLACES]``, computed without a table."""
-    place = tl.arange(0, tokens.distance.shape[0] * PLACES)
-    pair = place % PLACES
-    position, _ = _positions_of_pairs(angles, tokens, place // PLACES, pair, seq_len, C)
+def _computed(angles, tokens, seq_len, PAIRS: tl.constexpr, C: tl.constexpr):
+    """Cosines and sines ``[tokens * PAIRS]``, computed without a table."""
+    index = tl.arange(0, tokens.distance.shape[0] * PAIRS)
+    pair = index % PAIRS
+    position, _ = _positions_of_pairs(angles, tokens, index // PAIRS, pair, seq_len, C)
     frequencies, strides = angles.cos
     cos, sin = cos_sin(position, frequencies, strides[1], pair, pair < C.ROTARY_DIM // 2)
     if C.POSITIONS != "none":
@@ -94,15 +94,15 @@ def _computed(angles, tokens, seq_len, PLACES: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _gathered(angles, tokens, seq_len, PLACES: tl.constexpr, C: tl.constexpr):
-    """Cosines and sines ``[tokens, PLACES]`` out of tables, with the values of `stages_triton.read_columns`.
+def _gathered(angles, tokens, seq_len, PAIRS: tl.constexpr, C: tl.constexpr):
+    """Cosines and sines ``[tokens, PAIRS]`` out of tables, with the values of `stages_triton.read_columns`.
 
-    A place is a cosine or a sine, so that a program of 128 threads has a place of a head of 128 features for each
-    thread. With fewer places than threads the compiler would make every thread read the values of its own pairs.
+    Cosines and sines lie on one axis, so that each of 128 threads has one of the 128 values of a head of 128 features.
+    With fewer values than threads the compiler would make every thread read the values of its own pairs.
     """
-    place = tl.arange(0, 2 * tokens.distance.shape[0] * PLACES)
-    pair, is_sin = place % PLACES, place // PLACES % 2 == 1
-    position, exists = _positions_of_pairs(angles, tokens, place // (2 * PLACES), pair, seq_len, C)
+    index = tl.arange(0, 2 * tokens.distance.shape[0] * PAIRS)
+    pair, is_sin = index % PAIRS, index // PAIRS % 2 == 1
+    position, exists = _positions_of_pairs(angles, tokens, index // (2 * PAIRS), pair, seq_len, C)
     row, has_row = row_of(position, angles.table_rows, C)
     cos_at, cos_strides = angles.cos
     sin_at, sin_strides = angles.sin
@@ -117,7 +117,7 @@ def _gathered(angles, tokens, seq_len, PLACES: tl.constexpr, C: tl.constexpr):
     value = tl.where(position == _NO_POSITION, 0.0, value)
     if C.LANE_DIM > C.ROTARY_DIM:
         value = tl.where(rotates, value, tl.where(is_sin, 0.0, 1.0).to(C.COMPUTE_DTYPE))
-    value = tl.reshape(value, [tokens.distance.shape[0], 2, PLACES])
+    value = tl.reshape(value, [tokens.distance.shape[0], 2, PAIRS])
     return tl.split(tl.permute(value, (0, 2, 1)))
 
 

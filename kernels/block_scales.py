@@ -31,7 +31,7 @@ ABOVE_LARGEST = 0x1FFFFF
 
 @dataclass(frozen=True)
 class Page:
-    """The layout of a block of the cache: ``tokens`` rows of data, and after them ``tokens`` rows of scales.
+    """The layout of a page of the cache: ``tokens`` rows of data, and after them ``tokens`` rows of scales.
 
     A row of data has the first ``nope_dim`` features in float8_e4m3fn and then ``rotary_dim`` features in the dtype of
     the input, of ``itemsize`` bytes. A row of scales has a byte for each block of ``block_dim`` features, and zeros up

@@ -38,7 +38,7 @@ def write(
     t: BlockScaledCacheTensors,
     rotation: Rotation,
     norm_eps: float,
-    block_size: int,
+    page_tokens: int,
     block_dim: int,
     first_position: int = 0,
 ) -> None:
@@ -46,11 +46,11 @@ def write(
 
     Args:
         norm_eps: the number that the norm adds to the mean of the squares.
-        block_size: the tokens of a block of the cache.
+        page_tokens: the tokens of a page of the cache.
         block_dim: the features with a common scale.
         rotation, first_position: as for `quantize`.
     """
-    page = Page.of(t, rotation, block_size, block_dim)
+    page = Page.of(t, rotation, page_tokens, block_dim)
     q, rstd = qk_norm_torch.normed(t.q.to(rotate_torch.compute_dtype(t.q, t.cos)), norm_eps)
     q = q.masked_fill(rstd.isinf(), 0)  # zeros stay zeros where eps is 0
     t.q_out.copy_(_turned(q, t, rotation, first_position))
@@ -66,7 +66,7 @@ def write(
 
 
 def rows_of_cache(kv_cache: torch.Tensor, page: Page) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of data ``[blocks, page.tokens, page.data_bytes]`` and of scales, both views of the cache."""
+    """The rows of data ``[pages, page.tokens, page.data_bytes]`` and of scales, both views of the cache."""
     end = page.tokens * page.data_bytes
     data, scales = kv_cache[:, :end], kv_cache[:, end : page.bytes]
     return data.unflatten(1, (page.tokens, -1)), scales.unflatten(1, (page.tokens, -1))

@@ -87,13 +87,13 @@ class QuantizeChoices(Scaling):
 
     Attributes:
         GROUP_HEADS: the heads of a group of ``out``.
-        SCALES: the dtype of the scales, "float32", "int32" or "none".
+        SCALE_DTYPE: the dtype of the scales, "float32", "int32" or "none".
         ROUND_FIRST: as in `block_scales.Blocks`.
         FOLD, WEIGHT_SCALE: multiply weights by the scales of heads, and by this number.
     """
 
     GROUP_HEADS: int
-    SCALES: str
+    SCALE_DTYPE: str
     ROUND_FIRST: bool
     FOLD: bool
     WEIGHT_SCALE: float
@@ -185,85 +185,85 @@ def _for_float8(address, C: tl.constexpr):
 
 @triton.jit
 def _write_scales(scales, exponents, tokens, head, exists, C: tl.constexpr):
-    """Write the scales of the blocks of heads: numbers in float32, or bytes, four of which make an int32."""
+    """Write the scales of heads, a row for each group: numbers in float32, or bytes, four of which make an int32."""
     address, strides = scales
     BLOCKS: tl.constexpr = C.LANE_DIM // C.BLOCK_DIM
     block = tl.arange(0, exponents.shape[2])[None, None, :]
-    place = (head % C.GROUP_HEADS)[None, :, None] * BLOCKS + block
+    in_row = (head % C.GROUP_HEADS)[None, :, None] * BLOCKS + block
     row = (tokens.first.to(tl.int64) + tokens.distance)[:, None, None] * strides[0]
     row += (head // C.GROUP_HEADS).to(tl.int64)[None, :, None] * strides[1]
     exists = exists & (block < BLOCKS)
-    if C.SCALES == "float32":
-        tl.store(address + (row + place.to(tl.int64) * strides[2]), _power_of_two(exponents), mask=exists)
+    if C.SCALE_DTYPE == "float32":
+        tl.store(address + (row + in_row.to(tl.int64) * strides[2]), _power_of_two(exponents), mask=exists)
     else:
         address = address.to(tl.pointer_type(tl.uint8), bitcast=True)
-        at = 4 * (row + (place // 4).to(tl.int64) * strides[2]) + place % 4
-        tl.store(address + at, exponents.to(tl.uint8), mask=exists)
+        offset = 4 * (row + (in_row // 4).to(tl.int64) * strides[2]) + in_row % 4
+        tl.store(address + offset, exponents.to(tl.uint8), mask=exists)
 
 
 @triton.jit
-def _fold(at, strides, exponents, tokens, head, exists, C: tl.constexpr):
+def _fold(ptr, strides, exponents, tokens, head, exists, C: tl.constexpr):
     """Write the weights of heads times the scales of the heads, each of which is one block."""
     token = (tokens.first.to(tl.int64) + tokens.distance)[:, None]
     exists = tl.reshape(tl.broadcast_to(exists, exponents.shape), [exponents.shape[0], exponents.shape[1]])
-    weights = at.weights + token * strides.weights[0] + head[None, :] * strides.weights[1]
+    weights = ptr.weights + token * strides.weights[0] + head[None, :] * strides.weights[1]
     weight = tl.load(weights, mask=exists, other=0).to(tl.float32) * C.WEIGHT_SCALE
     weight *= _power_of_two(tl.reshape(exponents, exists.shape))
     tl.store(
-        at.weights_out + token * strides.weights_out[0] + head[None, :] * strides.weights_out[1], weight, mask=exists
+        ptr.weights_out + token * strides.weights_out[0] + head[None, :] * strides.weights_out[1], weight, mask=exists
     )
 
 
 @triton.jit(do_not_specialize=["first_position", "table_rows", "seq_len"])
-def _quantize_kernel(at, first_position, table_rows, seq_len, strides, C: tl.constexpr):
+def _quantize_kernel(ptr, first_position, table_rows, seq_len, strides, C: tl.constexpr):
     """Rotate a block of heads, and write them as 8-bit floats with their scales."""
     head_block, token_block, batch = blocks_of_program(C.HEAD_BLOCKS, C.INNERMOST)
     tokens = block_of_tokens(batch, token_block, seq_len, C.BLOCK_TOKENS)
     head = head_block * C.BLOCK_HEADS + tl.arange(0, C.BLOCK_HEADS)
     exists = tokens.exists[:, None, None] & (head < C.HEADS)[None, :, None]
-    positions = at.positions, strides.positions
-    angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
-    x0, x1 = read_heads(heads_at((at.x, strides.x), tokens, head, C), exists, "", C)
+    positions = ptr.positions, strides.positions
+    angles = Angles((ptr.cos, strides.cos), (ptr.sin, strides.sin), positions, first_position, table_rows)
+    x0, x1 = read_heads(heads_at((ptr.x, strides.x), tokens, head, C), exists, "", C)
     tl.debug_barrier()
     y0, y1, has_position = _turn_heads(x0, x1, tokens, angles, C)
     y0, y1 = y0.to(tl.float32), y1.to(tl.float32)
     if C.ROUND_FIRST:
-        SOURCE: tl.constexpr = at.x.dtype.element_ty
+        SOURCE: tl.constexpr = ptr.x.dtype.element_ty
         y0, y1 = round_to(y0, SOURCE, C.CONVERSION), round_to(y1, SOURCE, C.CONVERSION)
     if C.POSITIONS != "none":
         exponents = _exponents(tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0), C)
     else:
         exponents = _exponents(y0, y1, C)
     y0, y1 = _quantize(y0, y1, exponents, C)
-    row = heads_at((at.out, strides.out), tokens, head // C.GROUP_HEADS, C)
+    row = heads_at((ptr.out, strides.out), tokens, head // C.GROUP_HEADS, C)
     row += tl.multiple_of(head % C.GROUP_HEADS * C.LANE_DIM, C.ALIGN)[None, :, None]
     write_heads(row, exists, has_position, y0, y1, True, C)
-    if C.SCALES != "none":
-        _write_scales((at.scales, strides.scales), exponents, tokens, head, exists, C)
+    if C.SCALE_DTYPE != "none":
+        _write_scales((ptr.scales, strides.scales), exponents, tokens, head, exists, C)
     if C.FOLD:
-        _fold(at, strides, exponents, tokens, head, exists, C)
+        _fold(ptr, strides, exponents, tokens, head, exists, C)
 
 
 @triton.jit
-def _write_q(at, strides, angles, part, seq_len, C: tl.constexpr):
+def _write_q(ptr, strides, angles, part, seq_len, C: tl.constexpr):
     """Normalize, rotate and write a block of heads of q."""
     tokens = block_of_tokens(tl.program_id(1), part // C.HEAD_BLOCKS, seq_len, C.BLOCK_TOKENS)
     head = part % C.HEAD_BLOCKS * C.BLOCK_HEADS + tl.arange(0, C.BLOCK_HEADS)
     exists = tokens.exists[:, None, None] & (head < C.HEADS)[None, :, None]
-    x0, x1 = read_heads(heads_at((at.q, strides.q), tokens, head, C), exists, "", C)
+    x0, x1 = read_heads(heads_at((ptr.q, strides.q), tokens, head, C), exists, "", C)
     tl.debug_barrier()
     x0, x1 = normalize(x0, x1, 1.0, 1.0, C.LANE_DIM, C.NORM_EPS, False, True)
     y0, y1, has_position = _turn_heads(x0, x1, tokens, angles, C)
-    write_heads(heads_at((at.q_out, strides.q_out), tokens, head, C), exists, has_position, y0, y1, True, C)
+    write_heads(heads_at((ptr.q_out, strides.q_out), tokens, head, C), exists, has_position, y0, y1, True, C)
 
 
 @triton.jit
-def _store_kv(at, strides, angles, slots, part, seq_len, C: tl.constexpr):
+def _store_kv(ptr, strides, angles, slots, part, seq_len, C: tl.constexpr):
     """Rotate kv of a block of tokens, and write its 8-bit floats, its rotated features and its scales."""
-    SOURCE: tl.constexpr = at.kv.dtype.element_ty
+    SOURCE: tl.constexpr = ptr.kv.dtype.element_ty
     tokens, shared = block_of_tokens(tl.program_id(1), part, seq_len, C.KV_TOKENS), tl.arange(0, 1)
     exists = tokens.exists[:, None, None]
-    kv = at.kv, (0, strides.kv[0], 0)
+    kv = ptr.kv, (0, strides.kv[0], 0)
     x0, x1 = read_heads(heads_at(kv, tokens, shared, C), exists, "", C)
     tl.debug_barrier()
     slots = slots_of(slots, tokens, seq_len)
@@ -275,7 +275,7 @@ def _store_kv(at, strides, angles, slots, part, seq_len, C: tl.constexpr):
     z0, z1 = _quantize(y0, y1, exponents, C)
 
     rows = strides.kv_cache[0], C.DATA_BYTES, 0
-    row, in_cache = cached_at((at.kv_cache, rows), slots, shared, C.CACHE_ALIGN, C)
+    row, in_cache = cached_at((ptr.kv_cache, rows), slots, shared, C.CACHE_ALIGN, C)
     exists = exists & in_cache
     is_nope = (tl.arange(0, 2 * C.BLOCK_PAIRS) < C.NOPE_DIM)[None, None, :]
     write_pairs(_only(members_of(_for_float8(row, C), exists, True, C), is_nope), z0, z1, True)
@@ -284,7 +284,7 @@ def _store_kv(at, strides, angles, slots, part, seq_len, C: tl.constexpr):
     write_pairs(_only(members_of(tail, exists, True, C), is_nope == 0), y0, y1, True)
 
     scales = strides.kv_cache[0], C.SCALE_BYTES, 0
-    row, _ = cached_at((at.kv_cache + C.PAGE * C.DATA_BYTES, scales), slots, shared, 1, C)
+    row, _ = cached_at((ptr.kv_cache + C.PAGE * C.DATA_BYTES, scales), slots, shared, 1, C)
     block = tl.arange(0, exponents.shape[2])[None, None, :]
     tl.store(row + block, exponents.to(tl.uint8), mask=exists & (block < C.SCALES))
     if C.SCALES < C.SCALE_BYTES:
@@ -293,16 +293,16 @@ def _store_kv(at, strides, angles, slots, part, seq_len, C: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["first_position", "table_rows", "seq_len", "slot_count", "pages"])
-def _write_kernel(at, first_position, table_rows, seq_len, slot_count, pages, strides, C: tl.constexpr):
+def _write_kernel(ptr, first_position, table_rows, seq_len, slot_count, pages, strides, C: tl.constexpr):
     """Write kv of a block of tokens, which comes first because it takes longest, or heads of q."""
     part, kv_programs = tl.program_id(0), tl.cdiv(seq_len, C.KV_TOKENS)
-    positions = at.positions, strides.positions
-    angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
+    positions = ptr.positions, strides.positions
+    angles = Angles((ptr.cos, strides.cos), (ptr.sin, strides.sin), positions, first_position, table_rows)
     # The kinds of rows are not branches of one condition: the compiler would demand that equal names have equal shapes.
     if part < kv_programs:
-        _store_kv(at, strides, angles, Slots(at.slots, strides.slots, slot_count, pages), part, seq_len, C)
+        _store_kv(ptr, strides, angles, Slots(ptr.slots, strides.slots, slot_count, pages), part, seq_len, C)
     if part >= kv_programs:
-        _write_q(at, strides, angles, part - kv_programs, seq_len, C)
+        _write_q(ptr, strides, angles, part - kv_programs, seq_len, C)
 
 
 def plan_quantize(
@@ -326,7 +326,7 @@ def plan_quantize(
     grid, order = launch_grid(1, seq_len, chosen["HEAD_BLOCKS"], "heads")
     choices = QuantizeChoices(
         **chosen, INNERMOST=order, GROUP_HEADS=t.out.shape[3] // head_dim, ROUND_FIRST=blocks.round_first,
-        SCALES="none" if t.scales is None else str(t.scales.dtype).removeprefix("torch."),
+        SCALE_DTYPE="none" if t.scales is None else str(t.scales.dtype).removeprefix("torch."),
         FOLD=t.weights_out is not None, WEIGHT_SCALE=weight_scale,
     )  # fmt: skip
     options = compiler_options(tile.num_warps, None, fuse=False)
@@ -338,7 +338,7 @@ def plan_write(
     t: BlockScaledCacheTensors,
     rotation: Rotation,
     norm_eps: float,
-    block_size: int,
+    page_tokens: int,
     block_dim: int,
     tile: Tile | None = None,
 ) -> Callable[..., None]:
@@ -347,7 +347,7 @@ def plan_write(
     if seq_len == 0:
         return launch_nothing
     tile = tile or tile_of.block_scales(t.q)
-    page = Page.of(t, rotation, block_size, block_dim)
+    page = Page.of(t, rotation, page_tokens, block_dim)
     chosen = _scaling(t, t.q, rotation, blocks_of_cache(block_dim), tile, [t.q, t.q_out])
     kv_tokens = min(tile.block_heads, next_power_of_2(seq_len))
     grid = triton.cdiv(seq_len, kv_tokens) + seq_len * chosen["HEAD_BLOCKS"], 1, 1

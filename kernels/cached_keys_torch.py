@@ -4,7 +4,7 @@ import torch
 
 from ropelab.kernels import rotate_torch
 from ropelab.kernels.float8 import FLOAT8_DTYPES, scale_of_rows
-from ropelab.kernels.paged_cache_torch import stored
+from ropelab.kernels.paged_cache_torch import rows_of_slots, stored
 from ropelab.kernels.rotation import NO_POSITION, Rotation
 from ropelab.kernels.tensors import CachedKeys, RotateTensors
 
@@ -19,22 +19,21 @@ def rotate(t: CachedKeys, rotation: Rotation, first_position: int = 0) -> None:
         rotation: without ``out_interleaved``.
         first_position: unused, because there are positions.
     """
-    blocks, block_size = t.k_cache.shape[:2]
     turns = t.positions[0] != NO_POSITION
-    turns = (t.slots >= 0) & (t.slots < blocks * block_size) & (turns.any(-1) if rotation.axes else turns)
-    slots, positions = t.slots[turns].long(), t.positions[:, turns]
-    at = slots // block_size, slots % block_size
+    turns = turns.any(-1) if rotation.axes else turns
+    turned, row = rows_of_slots(t.slots.where(turns, -1), t.k_cache)
+    positions = t.positions[:, turned]
     is_float8 = t.k_cache.dtype in FLOAT8_DTYPES
     cache = t.k_cache.view(torch.uint8) if is_float8 else t.k_cache  # not every version of torch indexes 8-bit floats
-    x = cache[at].view(t.k_cache.dtype)
+    x = cache[row].view(t.k_cache.dtype)
     x = x.float() if is_float8 else x
     y = torch.empty(x.shape, dtype=compute_dtype(t) if is_float8 else x.dtype, device=x.device)
     rotate_torch.rotate(RotateTensors.of((x[None],), (y[None],), t.cos, t.sin, positions), rotation)
     if t.k_scale_cache is not None:
-        y = y.float() * t.k_scale_cache[at][..., None]
-        scale = t.k_scale_cache[at] = scale_of_rows(y, t.k_cache.dtype)
+        y = y.float() * t.k_scale_cache[row][..., None]
+        scale = t.k_scale_cache[row] = scale_of_rows(y, t.k_cache.dtype)
         y = stored(y, t.k_cache.dtype, scale)
-    cache[at] = stored(y, t.k_cache.dtype, None).view(cache.dtype)
+    cache[row] = stored(y, t.k_cache.dtype, None).view(cache.dtype)
 
 
 def compute_dtype(t: CachedKeys) -> torch.dtype:

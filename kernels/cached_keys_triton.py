@@ -57,17 +57,17 @@ class Keys(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["first_position", "table_rows", "slot_count", "pages"])
-def _cached_keys_kernel(at, first_position, table_rows, slot_count, pages, strides, C: tl.constexpr):
+def _cached_keys_kernel(ptr, first_position, table_rows, slot_count, pages, strides, C: tl.constexpr):
     """Turn the heads in slots of a cache. The rows of a token of `cache_rows_triton` are the heads of a slot here."""
     K: tl.constexpr = C.K
     first, part = (tl.program_id(0) // K.PROGRAMS) * C.BLOCK_TOKENS, tl.program_id(0) % K.PROGRAMS
     block = Block(tl.program_id(1), first, slot_count, part)
-    cache, scales = (at.k_cache, strides.k_cache), (at.k_scale_cache, strides.k_scale_cache)
-    positions = at.positions, strides.positions
-    angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
+    cache, scales = (ptr.k_cache, strides.k_cache), (ptr.k_scale_cache, strides.k_scale_cache)
+    positions = ptr.positions, strides.positions
+    angles = Angles((ptr.cos, strides.cos), (ptr.sin, strides.sin), positions, first_position, table_rows)
     rows = rows_of_program(block, K.HEADS, 0, K, C)
     # The loads of keys wait for the slots, and the loads from the tables wait for the positions, at the same time.
-    slots = slots_of(Slots(at.slots, strides.slots, slot_count, pages), rows.tokens, slot_count)
+    slots = slots_of(Slots(ptr.slots, strides.slots, slot_count, pages), rows.tokens, slot_count)
     columns, has_position = read_angles(angles, rows.tokens, rows.exists[:, None, None], slot_count, C)
     read = ()
     for i in tl.static_range(K.PASSES):
@@ -82,7 +82,7 @@ def _cached_keys_kernel(at, first_position, table_rows, slot_count, pages, strid
             at_rows, of_rows = tl.reshape(scale_at, [C.BLOCK_ROWS]), tl.reshape(exists, [C.BLOCK_ROWS])
             scale = tl.load(at_rows, mask=of_rows, other=1.0)[:, None, None]
         read += (Keys(row, exists, x0, x1, scale_at, scale),)
-    SOURCE: tl.constexpr = at.k_cache.dtype.element_ty if K.CONVERSION == "none" else C.COMPUTE_DTYPE
+    SOURCE: tl.constexpr = ptr.k_cache.dtype.element_ty if K.CONVERSION == "none" else C.COMPUTE_DTYPE
     for i in tl.static_range(K.PASSES):
         keys = Keys(*read[i])  # Triton 3.6 forgets the names of a tuple within a tuple
         x0, x1, scale = keys.x0, keys.x1, keys.scale
@@ -107,8 +107,8 @@ def plan_rotate(t: CachedKeys, rotation: Rotation, tile: CacheTile | None = None
     Raises:
         ValueError: more programs than a grid can hold.
     """
-    (blocks, page, heads, head_dim), count = t.k_cache.shape, len(t.slots)
-    if blocks * heads * count == 0:
+    (pages, page, heads, head_dim), count = t.k_cache.shape, len(t.slots)
+    if pages * heads * count == 0:
         return launch_nothing
     tile = tile or tile_of.cached_keys(t, rotation)
     tokens = 1 if rotation.table_free else next_power_of_2(count)
@@ -130,9 +130,9 @@ def plan_rotate(t: CachedKeys, rotation: Rotation, tile: CacheTile | None = None
     choices = CachedKeysChoices(
         **turning(t, rotation, compute_dtype(t), [], tokens, access) | {"ALIGN": min(align, access)},
         **whole_heads(lanes, rotation, tile.pairs_per_access), INNERMOST="heads", K=kind,
-        PAGE=page, NARROW_SLOTS=blocks * page < 2**31, BLOCK_TOKENS=tokens, BLOCK_ROWS=tile.block_rows, HEAD_PIECES=1,
+        PAGE=page, NARROW_SLOTS=pages * page < 2**31, BLOCK_TOKENS=tokens, BLOCK_ROWS=tile.block_rows, HEAD_PIECES=1,
     )  # fmt: skip
     # The rotation has the bits of `rotate_torch` without fused multiply-add.
     options = compiler_options(tile.num_warps, None, fuse=False)
-    launch = Launch(_cached_keys_kernel, grid, (count, blocks), strides_of(t), choices, options, t.k_cache.device)
+    launch = Launch(_cached_keys_kernel, grid, (count, pages), strides_of(t), choices, options, t.k_cache.device)
     return LaunchWithBytes(launch, CachedKeys) if how in INTEGER_CONVERSIONS else launch

@@ -52,15 +52,15 @@ class Turning(Choices):
         SHARED_COLUMNS: the threads of a program share cosines and sines, see `angles_triton.shared_columns`.
         POSITIONS: the source of positions, see `place_triton.position_of`.
         COMPUTE_DTYPE: the dtype of the arithmetic.
-        BLOCK_PAIRS: the places for pairs of a head, or of a piece of a head; a power of two.
-        GROUP: so many adjacent places hold adjacent features, and the first of these features is a multiple of GROUP; 0
+        BLOCK_PAIRS: the pairs of a head, or of a piece of a head, padded to a power of two.
+        GROUP: so many adjacent pairs have adjacent members, and the first of these features is a multiple of GROUP; 0
             where the compiler sees this itself.
         ALIGN: a power of two that divides all strides of heads.
         AXES: the axes along which a token has a position.
         PAIR_BITS: which pair reads which axis, see `addressing.axes_of_pairs`.
         AXIS_UNIT: four adjacent pairs, or a larger power of two if so many adjacent pairs read the same axis.
-        UNIT_BITS: which place of which unit reads which axis.
-        AXIS_PLACES: for each of four places, the first place that reads the same axis in every unit.
+        UNIT_BITS: which pair of which unit reads which axis.
+        SAME_AXIS: for each of four pairs of a unit, the first of them that reads the same axis in every unit.
         TABLE_ALIGN: a power of two that divides all strides of tables.
         SAME_TABLES: cos and sin have the same strides.
         OFFSETS_64: offsets within a tile take 64 bits.
@@ -85,7 +85,7 @@ class Turning(Choices):
     PAIR_BITS: int
     AXIS_UNIT: int
     UNIT_BITS: int
-    AXIS_PLACES: int
+    SAME_AXIS: int
     TABLE_ALIGN: int
     SAME_TABLES: bool
     OFFSETS_64: bool

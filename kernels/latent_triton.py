@@ -79,7 +79,7 @@ def _heads_of_block(tokens, head_block, C: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["first_position", "table_rows", "seq_len"])
-def _assemble_kernel(at, first_position, table_rows, seq_len, strides, C: tl.constexpr):
+def _assemble_kernel(ptr, first_position, table_rows, seq_len, strides, C: tl.constexpr):
     """Write key = [kv[:N], R k_pe] and value = kv[N:] for a block of tokens and heads; the grid is as in
     `rotate_triton`.
 
@@ -89,11 +89,11 @@ def _assemble_kernel(at, first_position, table_rows, seq_len, strides, C: tl.con
     head_block, token_block, batch = blocks_of_program(C.HEAD_BLOCKS, C.INNERMOST)
     tokens = block_of_tokens(batch, token_block, seq_len, C.BLOCK_TOKENS)
     head, exists = _heads_of_block(tokens, head_block, C)
-    positions = at.positions, strides.positions
-    angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
-    kv = heads_at((at.kv, strides.kv), tokens, head, C)
-    k_pe = heads_at((at.k_pe, strides.k_pe), tokens, head, C)
-    key = heads_at((at.key, strides.key), tokens, head, C)
+    positions = ptr.positions, strides.positions
+    angles = Angles((ptr.cos, strides.cos), (ptr.sin, strides.sin), positions, first_position, table_rows)
+    kv = heads_at((ptr.kv, strides.kv), tokens, head, C)
+    k_pe = heads_at((ptr.k_pe, strides.k_pe), tokens, head, C)
+    key = heads_at((ptr.key, strides.key), tokens, head, C)
 
     # All loads come before the first store, because the compiler may not move a load across a store.
     if C.NOPE_DIM > 0 and not C.IN_PLACE:
@@ -108,14 +108,14 @@ def _assemble_kernel(at, first_position, table_rows, seq_len, strides, C: tl.con
     if C.NOPE_DIM > 0:
         if C.IN_PLACE:
             if SIGNED:
-                zeros = tl.zeros([C.BLOCK_TOKENS, C.BLOCK_HEADS, C.BLOCK_NOPE], at.key.dtype.element_ty)
+                zeros = tl.zeros([C.BLOCK_TOKENS, C.BLOCK_HEADS, C.BLOCK_NOPE], ptr.key.dtype.element_ty)
                 write_features(key, exists & (has_position == 0), zeros, C.NOPE_DIM, C.BLOCK_NOPE)
         else:
             if SIGNED:
                 kept = tl.where(has_position, kept, 0.0).to(kept.dtype)
             write_features(key, exists, kept, C.NOPE_DIM, C.BLOCK_NOPE)
     if C.VALUE_DIM > 0:
-        value_at = heads_at((at.value, strides.value), tokens, head, C)
+        value_at = heads_at((ptr.value, strides.value), tokens, head, C)
         write_features(value_at, exists, value, C.VALUE_DIM, C.BLOCK_VALUE)
     write_heads(key + C.NOPE_DIM, exists, has_position, y0, y1, C.OUT_INTERLEAVED, C)
 
@@ -131,12 +131,12 @@ def _sum_of_lanes(x):
 
 
 @triton.jit
-def _move_gradients(at, strides, angles, tokens, head_block, C: tl.constexpr):
+def _move_gradients(ptr, strides, angles, tokens, head_block, C: tl.constexpr):
     """Write dkv = [gk[:N], gv] for a block of heads; gk[:N] counts as zero for tokens without a position."""
     head, exists = _heads_of_block(tokens, head_block, C)
-    key_grad = heads_at((at.key_grad, strides.key_grad), tokens, head, C)
-    value_grad = heads_at((at.value_grad, strides.value_grad), tokens, head, C)
-    kv_grad = heads_at((at.kv_grad, strides.kv_grad), tokens, head, C)
+    key_grad = heads_at((ptr.key_grad, strides.key_grad), tokens, head, C)
+    value_grad = heads_at((ptr.value_grad, strides.value_grad), tokens, head, C)
+    kv_grad = heads_at((ptr.kv_grad, strides.kv_grad), tokens, head, C)
     value = read_features(value_grad, exists, C.VALUE_DIM, C.BLOCK_VALUE)
     if C.NOPE_DIM > 0:
         kept = read_features(key_grad, exists, C.NOPE_DIM, C.BLOCK_NOPE)
@@ -148,7 +148,7 @@ def _move_gradients(at, strides, angles, tokens, head_block, C: tl.constexpr):
 
 
 @triton.jit
-def _sum_gradients(at, strides, angles, tokens, seq_len, C: tl.constexpr):
+def _sum_gradients(ptr, strides, angles, tokens, seq_len, C: tl.constexpr):
     """Write dk_pe = R^T (sum over the heads of gk[N:]): one rotation of the sum, because the rotation is linear."""
     lane, shared = tl.arange(0, _LANES), tl.arange(0, 1)
     total0 = tl.zeros([C.BLOCK_TOKENS, _LANES, C.BLOCK_PAIRS], C.COMPUTE_DTYPE)
@@ -156,31 +156,31 @@ def _sum_gradients(at, strides, angles, tokens, seq_len, C: tl.constexpr):
     for first_head in tl.range(0, C.HEADS, _LANES, loop_unroll_factor=8):
         head = first_head + lane
         exists = tokens.exists[:, None, None] & (head < C.HEADS)[None, :, None]
-        row = heads_at((at.key_grad, strides.key_grad), tokens, head, C)
+        row = heads_at((ptr.key_grad, strides.key_grad), tokens, head, C)
         g0, g1 = read_heads(row + C.NOPE_DIM, exists, "", C)
         total0 += g0
         total1 += g1
     is_first = tokens.exists[:, None, None] & (shared == 0)[None, :, None]
     columns, has_position = read_angles(angles, tokens, is_first, seq_len, C)
     dx0, dx1 = turn(_sum_of_lanes(total0), _sum_of_lanes(total1), columns, C.TRANSPOSE)
-    row = heads_at((at.k_pe_grad, strides.k_pe_grad), tokens, shared, C)
+    row = heads_at((ptr.k_pe_grad, strides.k_pe_grad), tokens, shared, C)
     write_heads(row, is_first, has_position, dx0, dx1, C.OUT_INTERLEAVED, C)
 
 
 @triton.jit(do_not_specialize=["first_position", "table_rows", "seq_len"])
-def _gradient_kernel(at, first_position, table_rows, seq_len, strides, C: tl.constexpr):
+def _gradient_kernel(ptr, first_position, table_rows, seq_len, strides, C: tl.constexpr):
     """Write dkv for a block of tokens and heads or, in the last block of heads, dk_pe for a block of tokens.
 
     INTERLEAVED is the layout of the gradient of the key, and OUT_INTERLEAVED the layout of dk_pe.
     """
     head_block, token_block, batch = blocks_of_program(C.HEAD_BLOCKS, C.INNERMOST)
     tokens = block_of_tokens(batch, token_block, seq_len, C.BLOCK_TOKENS)
-    positions = at.positions, strides.positions
-    angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
+    positions = ptr.positions, strides.positions
+    angles = Angles((ptr.cos, strides.cos), (ptr.sin, strides.sin), positions, first_position, table_rows)
     if head_block < C.HEAD_BLOCKS - 1:
-        _move_gradients(at, strides, angles, tokens, head_block, C)
+        _move_gradients(ptr, strides, angles, tokens, head_block, C)
     else:
-        _sum_gradients(at, strides, angles, tokens, seq_len, C)
+        _sum_gradients(ptr, strides, angles, tokens, seq_len, C)
 
 
 def plan_forward(t: LatentTensors, rotation: Rotation, tile: Tile | None = None) -> Callable[..., None]:

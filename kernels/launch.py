@@ -27,8 +27,8 @@ _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # a torch wit
 class Launch:
     """A kernel on one device for tensors that agree in everything except contents and addresses.
 
-    A kernel has the parameters ``(at, numbers, ..., strides, C)``. A call passes what changes:
-    the tensors, whose addresses are ``at``, and the first numbers. The launch keeps the other numbers, the strides and
+    A kernel has the parameters ``(ptr, numbers, ..., strides, C)``. A call passes what changes:
+    the tensors, whose addresses are ``ptr``, and the first numbers. The launch keeps the other numbers, the strides and
     the choices.
 
     Triton's JIT compiles a kernel again for tensors of other dtypes. For each tensor it also distinguishes whether the
@@ -39,7 +39,7 @@ class Launch:
         kernel: a ``triton.jit`` function that specializes on no number outside of ``strides``.
         grid: the number of programs along each axis.
         numbers: the numbers between the numbers of a call and the strides.
-        strides: a named tuple as ``at``, with the strides of each tensor, or with None.
+        strides: a named tuple as ``ptr``, with the strides of each tensor, or with None.
         choices: see `choices.Choices`.
         options: the options of the compiler, see `compiler_options`.
         device: the device of the tensors.

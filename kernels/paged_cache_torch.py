@@ -51,27 +51,27 @@ def write(t: CacheTensors, rotation: Rotation, norm: Norm | None, first_position
         t.k_out.copy_(k)
     if t.v_out is not None:
         t.v_out.copy_(v)
-    tokens, at = places(t.slots, t.k_cache)
+    tokens, row = rows_of_slots(t.slots, t.k_cache)
     k, v = (x.flatten(0, 1)[tokens] for x in (k, v))
     if t.k_scale_cache is not None:
         k_scale = scale_of_rows(torch.cat((k, v), dim=-1) if t.shares_scale else k, t.k_cache.dtype)
         v_scale = k_scale if t.shares_scale else v_scale
-        t.k_scale_cache[at] = k_scale
+        t.k_scale_cache[row] = k_scale
     if t.v_scale_cache is not None:
-        v_scale = t.v_scale_cache[at] = scale_of_rows(v, t.v_cache.dtype)
+        v_scale = t.v_scale_cache[row] = scale_of_rows(v, t.v_cache.dtype)
     for x, cache, scale in ((k, t.k_cache, k_scale), (v, t.v_cache, v_scale)):
         rows = stored(x, cache.dtype, scale)
         if cache.dtype in FLOAT8_DTYPES:  # not every version of torch indexes 8-bit floats
             cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)
-        cache[at] = rows
+        cache[row] = rows
 
 
-def places(slots: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """The tokens that have a slot in ``cache``, and the blocks and the places of their slots."""
-    blocks, block_size = cache.shape[:2]
-    tokens = ((slots >= 0) & (slots < blocks * block_size)).nonzero().flatten()
+def rows_of_slots(slots: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """The tokens that have a slot in ``cache``; and the page, and the row in the page, of each of these slots."""
+    pages, page = cache.shape[:2]
+    tokens = ((slots >= 0) & (slots < pages * page)).nonzero().flatten()
     slots = slots[tokens].long()
-    return tokens, (slots // block_size, slots % block_size)
+    return tokens, (slots // page, slots % page)
 
 
 def compute_dtype(t: CacheTensors) -> torch.dtype:

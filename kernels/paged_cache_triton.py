@@ -60,7 +60,7 @@ class PagedChoices(Caching):
 
 
 @triton.jit(do_not_specialize=["first_position", "table_rows", "seq_len", "slot_count", "pages"])
-def _paged_cache_kernel(at, first_position, table_rows, seq_len, slot_count, pages, strides, C: tl.constexpr):
+def _paged_cache_kernel(ptr, first_position, table_rows, seq_len, slot_count, pages, strides, C: tl.constexpr):
     """Write rows of q, rows of k to the cache, rows of v to the cache, or features of q that do not rotate."""
     K_FIRST: tl.constexpr = C.Q.PROGRAMS
     V_FIRST: tl.constexpr = K_FIRST + C.K.PROGRAMS
@@ -68,18 +68,18 @@ def _paged_cache_kernel(at, first_position, table_rows, seq_len, slot_count, pag
     PROGRAMS: tl.constexpr = NOPE_FIRST + C.NOPE.PROGRAMS
     first, part = (tl.program_id(0) // PROGRAMS) * C.BLOCK_TOKENS, tl.program_id(0) % PROGRAMS
     batch = tl.program_id(1)
-    positions = at.positions, strides.positions
-    angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
-    slots = Slots(at.slots, strides.slots, slot_count, pages)
-    q_out, nope_out = (at.q_out, strides.q_out), (at.q_nope_out, strides.q_nope_out)
-    q_scales = at.q_scale_out, strides.q_scale_out
-    k_scales, v_scales = (at.k_scale_cache, strides.k_scale_cache), (at.v_scale_cache, strides.v_scale_cache)
-    k_copy, k_cache = (at.k_out, strides.k_out), (at.k_cache, strides.k_cache)
-    v_copy, v_cache = (at.v_out, strides.v_out), (at.v_cache, strides.v_cache)
-    q = KindTensors((at.q, strides.q), q_out, q_out, at.q_weight, at.q_scale, q_scales)
-    nope = KindTensors((at.q_nope, strides.q_nope), nope_out, nope_out, None, at.q_scale, q_scales)
-    k = KindTensors((at.k, strides.k), k_copy, k_cache, at.k_weight, at.k_scale, k_scales)
-    v = KindTensors((at.v, strides.v), v_copy, v_cache, None, at.v_scale, v_scales)
+    positions = ptr.positions, strides.positions
+    angles = Angles((ptr.cos, strides.cos), (ptr.sin, strides.sin), positions, first_position, table_rows)
+    slots = Slots(ptr.slots, strides.slots, slot_count, pages)
+    q_out, nope_out = (ptr.q_out, strides.q_out), (ptr.q_nope_out, strides.q_nope_out)
+    q_scales = ptr.q_scale_out, strides.q_scale_out
+    k_scales, v_scales = (ptr.k_scale_cache, strides.k_scale_cache), (ptr.v_scale_cache, strides.v_scale_cache)
+    k_copy, k_cache = (ptr.k_out, strides.k_out), (ptr.k_cache, strides.k_cache)
+    v_copy, v_cache = (ptr.v_out, strides.v_out), (ptr.v_cache, strides.v_cache)
+    q = KindTensors((ptr.q, strides.q), q_out, q_out, ptr.q_weight, ptr.q_scale, q_scales)
+    nope = KindTensors((ptr.q_nope, strides.q_nope), nope_out, nope_out, None, ptr.q_scale, q_scales)
+    k = KindTensors((ptr.k, strides.k), k_copy, k_cache, ptr.k_weight, ptr.k_scale, k_scales)
+    v = KindTensors((ptr.v, strides.v), v_copy, v_cache, None, ptr.v_scale, v_scales)
     # The kinds of rows are not branches of one condition: the compiler would demand that equal names have equal shapes.
     if part < K_FIRST:
         turn_rows(q, nope, slots, angles, Block(batch, first, seq_len, part), C.Q, C)

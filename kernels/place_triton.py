@@ -145,8 +145,8 @@ def position_of(angles, tokens, axis, C: tl.constexpr):
     """The positions of the tokens along ``axis``, ``[tokens]``; see `ropelab.positions`.
 
     C.POSITIONS names the source. ``"token"``: the kernel reads the position of each token. ``"sequence"``: the kernel
-    reads the position of the first token of each sequence and adds the token's place in the sequence. ``"none"``: the
-    kernel adds the token's place in the sequence to ``first_position``.
+    reads the position of the first token of each sequence and adds the token's number in its sequence. ``"none"``: the
+    kernel adds the token's number in its sequence to ``first_position``.
 
     The loads keep positions in the cache, as `read_angles` keeps tables: the loads from the tables wait for the
     positions, and all layers share them.
@@ -154,21 +154,21 @@ def position_of(angles, tokens, axis, C: tl.constexpr):
     Args:
         axis: an int64, or one for each token; None where there is one axis.
     """
-    batch, place = tokens.batch.to(tl.int64), tokens.first + tokens.distance
+    batch, in_sequence = tokens.batch.to(tl.int64), tokens.first + tokens.distance
     if C.POSITIONS == "none":
-        return angles.first_position + place
+        return angles.first_position + in_sequence
     else:
         address, strides = angles.positions
         if C.POSITIONS == "token":
-            at = batch * strides[0] + place.to(tl.int64) * strides[1]
+            offset = batch * strides[0] + in_sequence.to(tl.int64) * strides[1]
             if C.AXES > 1:
-                at += axis * strides[2]
-            return tl.load(address + at, mask=tokens.exists, other=0, eviction_policy="evict_last")
+                offset += axis * strides[2]
+            return tl.load(address + offset, mask=tokens.exists, other=0, eviction_policy="evict_last")
         else:
             # In 64 bits no sum wraps around to an existing position. A sum that equals NO_POSITION by chance becomes
             # another position that has no row.
             first = tl.load(address + batch * strides[0], eviction_policy="evict_last").to(tl.int64)
-            position = first + place
+            position = first + in_sequence
             position = tl.where(position == _NO_POSITION, _NO_POSITION - 1, position)
             return tl.where(first == _NO_POSITION, _NO_POSITION, position)
 
@@ -235,27 +235,27 @@ def _in_32_bits(position):
 
 
 @triton.jit
-def has_bit(place, BITS: tl.constexpr, ROW: tl.constexpr, WIDTH: tl.constexpr):
-    """The bit of each place in a row of BITS. A row has WIDTH bits, in whole words of 32."""
+def has_bit(index, BITS: tl.constexpr, ROW: tl.constexpr, WIDTH: tl.constexpr):
+    """The bit of each index in a row of BITS. A row has WIDTH bits, in whole words of 32."""
     WORDS: tl.constexpr = (WIDTH + 31) // 32
-    bits = tl.full(place.shape, (BITS >> (32 * WORDS * ROW)) & 0xFFFFFFFF, tl.uint32)
+    bits = tl.full(index.shape, (BITS >> (32 * WORDS * ROW)) & 0xFFFFFFFF, tl.uint32)
     for i in tl.static_range(1, WORDS):
-        word = tl.full(place.shape, (BITS >> (32 * (WORDS * ROW + i))) & 0xFFFFFFFF, tl.uint32)
-        bits = tl.where(place // 32 == i, word, bits)
-    return ((bits >> (place % 32).to(tl.uint32)) & 1) != 0
+        word = tl.full(index.shape, (BITS >> (32 * (WORDS * ROW + i))) & 0xFFFFFFFF, tl.uint32)
+        bits = tl.where(index // 32 == i, word, bits)
+    return ((bits >> (index % 32).to(tl.uint32)) & 1) != 0
 
 
 @triton.jit
-def rows_of_pairs(along, pair, PLACE: tl.constexpr, C: tl.constexpr):
+def rows_of_pairs(along, pair, IN_UNIT: tl.constexpr, C: tl.constexpr):
     """The `TableRows` of adjacent pairs for `AxialPositions`, with the addresses of the pairs themselves.
 
-    All pairs of a four, or of AXIS_UNIT adjacent pairs, have the row that the pair at PLACE reads, so the accesses to
-    the tables are as wide as that.
+    All pairs of a four, or of AXIS_UNIT adjacent pairs, have the row that pair IN_UNIT of each unit reads, so the
+    accesses to the tables are as wide as that.
     """
     UNITS: tl.constexpr = (C.ROTARY_DIM // 2 + C.AXIS_UNIT - 1) // C.AXIS_UNIT
     position = along.positions[0]
     for i in tl.static_range(1, C.AXES):
-        reads = has_bit(pair // C.AXIS_UNIT, C.UNIT_BITS, PLACE * C.AXES + i, UNITS)
+        reads = has_bit(pair // C.AXIS_UNIT, C.UNIT_BITS, IN_UNIT * C.AXES + i, UNITS)
         position = tl.where(reads, along.positions[i], position)
     row = tl.abs(position)
     exists = row.to(tl.uint32) < along.table_rows.to(tl.uint32)

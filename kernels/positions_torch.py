@@ -26,11 +26,11 @@ class Shard(NamedTuple):
         """The number of chunks of a sequence. The length of the sequence must be a multiple of this number."""
         return self.cp_size * (2 if self.dual else 1)
 
-    def place(self, local: torch.Tensor, length: torch.Tensor | int) -> torch.Tensor:
-        """The place of a token in its whole sequence.
+    def in_sequence(self, local: torch.Tensor, length: torch.Tensor | int) -> torch.Tensor:
+        """The number of a token in its whole sequence.
 
         Args:
-            local: the place of the token among the tokens of the sequence that the rank holds.
+            local: the number of the token among the tokens of the sequence that the rank holds.
             length: the number of tokens of the sequence that the rank holds.
         """
         if not self.dual:
@@ -54,11 +54,11 @@ def packed_positions(
     # The last sequence that starts at the token or before it, so never an empty sequence; `sequences` past the end.
     sequence = torch.searchsorted(cu, token * shard.cp_size, right=True) - 1
     start, end = cu[sequence], cu[(sequence + 1).clamp(max=sequences)]
-    place = shard.place(token - start // shard.cp_size, (end - start) // shard.cp_size)
+    in_sequence = shard.in_sequence(token - start // shard.cp_size, (end - start) // shard.cp_size)
 
     offset = torch.as_tensor(offsets, device=cu.device).long().expand(sequences)
     offset = torch.nn.functional.pad(offset, (0, 1), value=NO_POSITION)[sequence]
-    position = offset + place
+    position = offset + in_sequence
     in_range = (position > INVALID_POSITION) & (position < 2**31)
     position = position.where(in_range, INVALID_POSITION).where(offset != NO_POSITION, NO_POSITION)
 

@@ -45,5 +45,5 @@ def project(
     out[2].copy_(made[2])
     if t.slots is not None:
         for x, cache in zip(out[1:], caches, strict=True):
-            tokens, at = paged_cache_torch.places(t.slots, cache)
-            cache[at] = x.flatten(0, 1)[tokens].to(cache.dtype)
+            tokens, row = paged_cache_torch.rows_of_slots(t.slots, cache)
+            cache[row] = x.flatten(0, 1)[tokens].to(cache.dtype)

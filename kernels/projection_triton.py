@@ -72,7 +72,7 @@ class ProjectionChoices(Turning):
         BIAS: whether the product has a bias.
         NORM: whether heads are normalized before they turn; NORM_EPS is the number that the norm adds.
         REPEATS: whether several sequences share their positions.
-        CACHE: whether k and v go to slots of a paged cache. The cache has blocks of PAGE slots, and CACHE_ALIGN and
+        CACHE: whether k and v go to slots of a paged cache. The cache has pages of PAGE slots, and CACHE_ALIGN and
             NARROW_SLOTS are as for `cached_at`.
     """
 
@@ -258,7 +258,7 @@ def _turned_pairs(x0, x1, epilogue, FIRST: tl.constexpr, PIECES: tl.constexpr, C
 
 
 @triton.jit
-def _turned(acc, at, angles, tokens, part, C: tl.constexpr):
+def _turned(acc, ptr, angles, tokens, part, C: tl.constexpr):
     """The tile ``[tokens, features]`` with its heads of q and k normalized and turned."""
     PAIRS: tl.constexpr = C.LANE_DIM // 2
     HEADS: tl.constexpr = C.TILE_FEATURES // C.LANE_DIM
@@ -277,7 +277,7 @@ def _turned(acc, at, angles, tokens, part, C: tl.constexpr):
     if C.NORM:
         squares = tl.sum(_folded(x0 * x0 + x1 * x1, PIECES), axis=2)
         rstd = tl.where(turns[None, :], tl.rsqrt(squares / C.LANE_DIM + C.NORM_EPS), 1.0)[:, :, None]
-        weight = tl.where(is_q[:, None], at.q_weight, at.k_weight)
+        weight = tl.where(is_q[:, None], ptr.q_weight, ptr.k_weight)
     epilogue = Epilogue(angles, tokens, columns, has_position, turns, rstd, weight)
     y0, y1 = _turned_pairs(x0, x1, epilogue, 0, PIECES, C)
     y = tl.join(y0, y1)
@@ -285,7 +285,7 @@ def _turned(acc, at, angles, tokens, part, C: tl.constexpr):
 
 
 @triton.jit
-def _write_rows(y, at, strides, part, slots, C: tl.constexpr):
+def _write_rows(y, ptr, strides, part, slots, C: tl.constexpr):
     """Write the heads of a tile ``[tokens, features]``: those of q side by side, those of k and v to their slots.
 
     All heads take one store, whose addresses and masks differ. A branch would hold the accumulator.
@@ -298,9 +298,9 @@ def _write_rows(y, at, strides, part, slots, C: tl.constexpr):
     tokens = Tokens(tl.full([], 0, tl.int32), part.first, distance, part.first + distance < part.token_count)
     slots = slots_of(slots, tokens, 0)
     cached_head = head - tl.where(is_v, part.turning_heads, part.q_heads)
-    k_row, in_cache = cached_at((at.k_cache, strides.k_cache), slots, cached_head, C.CACHE_ALIGN, C)
-    v_row, _ = cached_at((at.v_cache, strides.v_cache), slots, cached_head, C.CACHE_ALIGN, C)
-    q_row = rows_at((at.qkv, strides.qkv), tokens, head, C.ALIGN, C)
+    k_row, in_cache = cached_at((ptr.k_cache, strides.k_cache), slots, cached_head, C.CACHE_ALIGN, C)
+    v_row, _ = cached_at((ptr.v_cache, strides.v_cache), slots, cached_head, C.CACHE_ALIGN, C)
+    q_row = rows_at((ptr.qkv, strides.qkv), tokens, head, C.ALIGN, C)
     to = tl.where(is_q[:, None, None], q_row, tl.where(is_v[:, None, None], v_row, k_row))
     is_kv = in_cache & (cached_head < part.turning_heads - part.q_heads)[:, None, None]
     exists = tokens.exists[:, None, None] & (is_q[:, None, None] | is_kv)
@@ -309,7 +309,7 @@ def _write_rows(y, at, strides, part, slots, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=NUMBERS)
 def _project_kernel(
-    at, first_position, table_rows, x, weight, qkv, token_count, seq_len, width, inputs, q_heads, turning_heads,
+    ptr, first_position, table_rows, x, weight, qkv, token_count, seq_len, width, inputs, q_heads, turning_heads,
     slot_count, pages, strides, C: tl.constexpr,
 ):  # fmt: skip
     """Compute tiles of the product, turn the heads of q and k, and write the tiles.
@@ -318,9 +318,9 @@ def _project_kernel(
     """
     rows, columns = tl.cdiv(token_count, C.TILE_TOKENS), tl.cdiv(width, C.TILE_FEATURES)
     steps = tl.cdiv(inputs, C.TILE_INPUTS)
-    positions = at.positions, strides.positions
-    angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
-    slots = Slots(at.slots, strides.slots, slot_count, pages)
+    positions = ptr.positions, strides.positions
+    angles = Angles((ptr.cos, strides.cos), (ptr.sin, strides.sin), positions, first_position, table_rows)
+    slots = Slots(ptr.slots, strides.slots, slot_count, pages)
     HEADS: tl.constexpr = C.TILE_FEATURES // C.LANE_DIM
     for number in tl.range(tl.program_id(0), rows * columns, tl.num_programs(0), flatten=True):
         row, column = _tile_of(number, rows, columns, C.GROUP_ROWS)
@@ -332,7 +332,7 @@ def _project_kernel(
             acc = tl.dot(left, right.T, acc)
         if C.BIAS:
             of_tile = feature + tl.arange(0, C.TILE_FEATURES)
-            acc += tl.load(at.bias + of_tile, mask=of_tile < width, other=0).to(tl.float32)[None, :]
+            acc += tl.load(ptr.bias + of_tile, mask=of_tile < width, other=0).to(tl.float32)[None, :]
         # v turns by nothing, without a branch: after a branch that holds the accumulator, the assembler waits for every
         # instruction of the product, which then takes 1.2 to 1.7 times as long.
         distance = tl.arange(0, C.TILE_TOKENS)
@@ -341,9 +341,9 @@ def _project_kernel(
             tokens = Tokens(tokens.batch, 0, (first + distance) % seq_len, tokens.exists)
         part = Part(first, column * HEADS, token_count, q_heads, turning_heads)
         if C.TURNS:
-            acc = _turned(acc, at, angles, tokens, part, C)
+            acc = _turned(acc, ptr, angles, tokens, part, C)
         if C.CACHE:
-            _write_rows(acc.to(at.qkv.dtype.element_ty), at, strides, part, slots, C)
+            _write_rows(acc.to(ptr.qkv.dtype.element_ty), ptr, strides, part, slots, C)
         else:
             qkv.store([first, feature], acc.to(qkv.dtype))
 
@@ -370,8 +370,8 @@ def serves(t: ProjectionTensors, rotation: Rotation) -> bool:
     )  # fmt: skip
 
 
-class _Blocks(TensorDescriptor):
-    """The blocks of a matrix of which `serves` has checked the address and the strides."""
+class _Matrix(TensorDescriptor):
+    """A matrix whose address and strides `serves` has checked."""
 
     def __post_init__(self) -> None:
         pass
@@ -398,8 +398,8 @@ class ProjectionLaunch:
     def descriptors(self, tensors: tuple) -> tuple[TensorDescriptor | None, ...]:
         """The descriptors of x, of the weight and of qkv."""
         _, _, x, weight, _, _, _, _, qkv, *_ = tensors
-        made = None if self.qkv is None else _Blocks(qkv, *self.qkv)
-        return _Blocks(x, *self.x), _Blocks(weight, *self.weight), made
+        made = None if self.qkv is None else _Matrix(qkv, *self.qkv)
+        return _Matrix(x, *self.x), _Matrix(weight, *self.weight), made
 
 
 def plan_project(
@@ -413,8 +413,8 @@ def plan_project(
     """Plan the launch of `projection_torch.project`, which `serves`; ``tile`` is for sweeps."""
     sequences, seq_len, _, head_dim = t.qkv.shape
     tokens, (width, inputs), has_cache = sequences * seq_len, t.weight.shape, t.slots is not None
-    at: Any = t
-    strides = strides_of(at._replace(x=None, weight=None, qkv=None))  # they have descriptors
+    given: Any = t
+    strides = strides_of(given._replace(x=None, weight=None, qkv=None))  # they have descriptors
     if has_cache:  # one token of each sequence may have any stride along the tokens
         strides = strides._replace(qkv=(0, t.qkv[0, 0].numel(), head_dim))
     if t.positions is not None:
@@ -422,20 +422,20 @@ def plan_project(
         if t.positions.stride(0):  # the positions of all sequences are one row
             seq_len = tokens
     caches = [cache for cache in (t.k_cache, t.v_cache) if cache is not None]
-    block_count, page = caches[0].shape[:2] if caches else (0, 1)
+    pages, page = caches[0].shape[:2] if caches else (0, 1)
     choices = ProjectionChoices(
         **turning(t, rotation, torch.float32, [t.qkv], tile.tokens, access=16), LANE_DIM=head_dim, FIRST=0,
         BLOCK_PAIRS=min(32, head_dim // 2), GROUP=0, INNERMOST="heads",
         TILE_TOKENS=tile.tokens, TILE_FEATURES=tile.features, TILE_INPUTS=tile.inputs, GROUP_ROWS=tile.group,
         TURNS=q_heads + k_heads > 0, BIAS=t.bias is not None, NORM=norm is not None, NORM_EPS=norm.eps if norm else 0.0,
         REPEATS=seq_len < tokens, CACHE=bool(caches), PAGE=page,
-        CACHE_ALIGN=min(common_alignment(caches), 8) if caches else 1, NARROW_SLOTS=block_count * page < 2**31,
+        CACHE_ALIGN=min(common_alignment(caches), 8) if caches else 1, NARROW_SLOTS=pages * page < 2**31,
     )  # fmt: skip
     tiles = triton.cdiv(tokens, tile.tokens) * triton.cdiv(width, tile.features)
     slot_count = 0 if t.slots is None else len(t.slots)
     launch = Launch(
         _project_kernel, (min(tiles, _multiprocessors(t.x.device)), 1, 1),
-        (tokens, seq_len, width, inputs, q_heads, q_heads + k_heads, slot_count, block_count),
+        (tokens, seq_len, width, inputs, q_heads, q_heads + k_heads, slot_count, pages),
         strides, choices, {"num_warps": tile.num_warps, "num_stages": tile.num_stages}, t.x.device,
     )  # fmt: skip
     return ProjectionLaunch(

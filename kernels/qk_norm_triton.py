@@ -100,34 +100,34 @@ def _rows_at(is_q, q, k, strides_q, strides_k, tokens, head, C: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["first_position", "table_rows", "seq_len"])
-def _qk_norm_rope_kernel(at, first_position, table_rows, seq_len, strides, C: tl.constexpr):
+def _qk_norm_rope_kernel(ptr, first_position, table_rows, seq_len, strides, C: tl.constexpr):
     """Write y = R (w x / sqrt(mean(x^2) + eps)) for a block of tokens and heads; the grid is as in `rotate_triton`."""
     head_block, token_block, batch = blocks_of_program(C.HEAD_BLOCKS, C.INNERMOST)
     tokens = block_of_tokens(batch, token_block, seq_len, C.BLOCK_TOKENS)
     is_q, head, is_head = _heads_of_block(head_block, C)
     exists = tokens.exists[:, None, None] & is_head
-    positions = at.positions, strides.positions
-    angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
+    positions = ptr.positions, strides.positions
+    angles = Angles((ptr.cos, strides.cos), (ptr.sin, strides.sin), positions, first_position, table_rows)
 
     # All loads come before the first store, because the compiler may not move a load across a store.
-    x_at = _rows_at(is_q, at.q, at.k, strides.q, strides.k, tokens, head, C)
+    x_at = _rows_at(is_q, ptr.q, ptr.k, strides.q, strides.k, tokens, head, C)
     x0, x1 = read_heads(x_at, exists, "", C)
     columns, has_position = read_angles(angles, tokens, exists, seq_len, C)
-    w0, w1 = read_heads(tl.where(is_q, at.q_weight, at.k_weight), exists, "evict_last", C)
+    w0, w1 = read_heads(tl.where(is_q, ptr.q_weight, ptr.k_weight), exists, "evict_last", C)
 
     x0, x1 = normalize(x0, x1, w0, w1, C.LANE_DIM, C.EPS, False, False)
     y0, y1 = turn(x0, x1, columns, False)
 
     if C.SAME_STRIDES:
-        y_at = _rows_at(is_q, at.q_out, at.k_out, strides.q, strides.k, tokens, head, C)
+        y_at = _rows_at(is_q, ptr.q_out, ptr.k_out, strides.q, strides.k, tokens, head, C)
     else:
-        y_at = _rows_at(is_q, at.q_out, at.k_out, strides.q_out, strides.k_out, tokens, head, C)
+        y_at = _rows_at(is_q, ptr.q_out, ptr.k_out, strides.q_out, strides.k_out, tokens, head, C)
     write_heads(y_at, exists, has_position, y0, y1, C.INTERLEAVED, C)
 
 
 @triton.jit(do_not_specialize=["first_position", "table_rows", "seq_len", "token_blocks", "blocks"])
 def _qk_norm_rope_backward_kernel(
-    at, first_position, table_rows, seq_len, token_blocks, blocks, strides, C: tl.constexpr
+    ptr, first_position, table_rows, seq_len, token_blocks, blocks, strides, C: tl.constexpr
 ):
     """Write dx for some blocks of tokens of one block of heads, and their share of dw as one of the rows.
 
@@ -138,10 +138,10 @@ def _qk_norm_rope_backward_kernel(
     SIGNED: tl.constexpr = C.POSITIONS != "none"
     head_block = tl.program_id(0)
     is_q, head, is_head = _heads_of_block(head_block, C)
-    positions = at.positions, strides.positions
-    angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
+    positions = ptr.positions, strides.positions
+    angles = Angles((ptr.cos, strides.cos), (ptr.sin, strides.sin), positions, first_position, table_rows)
     all_tokens = (tl.arange(0, C.BLOCK_TOKENS) >= 0)[:, None, None]
-    w0, w1 = read_heads(tl.where(is_q, at.q_weight, at.k_weight), all_tokens & is_head, "evict_last", C)
+    w0, w1 = read_heads(tl.where(is_q, ptr.q_weight, ptr.k_weight), all_tokens & is_head, "evict_last", C)
     dw0 = tl.zeros([C.BLOCK_TOKENS, C.BLOCK_HEADS, C.BLOCK_PAIRS], C.COMPUTE_DTYPE)
     dw1 = tl.zeros([C.BLOCK_TOKENS, C.BLOCK_HEADS, C.BLOCK_PAIRS], C.COMPUTE_DTYPE)
 
@@ -151,13 +151,13 @@ def _qk_norm_rope_backward_kernel(
     for _ in range(program, blocks, programs):
         tokens = block_of_tokens(batch, token_block, seq_len, C.BLOCK_TOKENS)
         exists = tokens.exists[:, None, None] & is_head
-        x_at = _rows_at(is_q, at.q, at.k, strides.q, strides.k, tokens, head, C)
+        x_at = _rows_at(is_q, ptr.q, ptr.k, strides.q, strides.k, tokens, head, C)
         if C.SAME_STRIDES:
-            g_at = _rows_at(is_q, at.q_grad, at.k_grad, strides.q, strides.k, tokens, head, C)
-            dx_at = _rows_at(is_q, at.q_dx, at.k_dx, strides.q, strides.k, tokens, head, C)
+            g_at = _rows_at(is_q, ptr.q_grad, ptr.k_grad, strides.q, strides.k, tokens, head, C)
+            dx_at = _rows_at(is_q, ptr.q_dx, ptr.k_dx, strides.q, strides.k, tokens, head, C)
         else:
-            g_at = _rows_at(is_q, at.q_grad, at.k_grad, strides.q_grad, strides.k_grad, tokens, head, C)
-            dx_at = _rows_at(is_q, at.q_dx, at.k_dx, strides.q_dx, strides.k_dx, tokens, head, C)
+            g_at = _rows_at(is_q, ptr.q_grad, ptr.k_grad, strides.q_grad, strides.k_grad, tokens, head, C)
+            dx_at = _rows_at(is_q, ptr.q_dx, ptr.k_dx, strides.q_dx, strides.k_dx, tokens, head, C)
         x0, x1 = read_heads(x_at, exists, "", C)
         g0, g1 = read_heads(g_at, exists, "", C)
         columns, has_position = read_angles(angles, tokens, exists, seq_len, C)
@@ -186,7 +186,7 @@ def _qk_norm_rope_backward_kernel(
         batch += tl.where(wraps, batch_step + 1, batch_step)
 
     if C.WEIGHT_GRADS:
-        row = at.rows + (head_block * programs + program).to(tl.int64) * C.LANE_DIM
+        row = ptr.rows + (head_block * programs + program).to(tl.int64) * C.LANE_DIM
         feature0, exists0 = lane_feature(0, C.INTERLEAVED, C)
         feature1, exists1 = lane_feature(1, C.INTERLEAVED, C)
         tl.store(row + feature0, tl.sum(tl.sum(dw0, axis=0), axis=0), mask=exists0)
@@ -203,20 +203,20 @@ class SumChoices(Choices):
 
 
 @triton.jit(do_not_specialize=["q_rows", "rows"])
-def _sum_rows_kernel(at, q_rows, rows, strides, C: tl.constexpr):
+def _sum_rows_kernel(ptr, q_rows, rows, strides, C: tl.constexpr):
     """Write the sum of the rows of dw of q, or of k, for a block of features; the order of the sum is always the same.
 
     Axis 0 of the grid has q and k, axis 1 has the blocks of features.
     """
     is_q = tl.program_id(0) == 0
     feature = tl.program_id(1) * C.BLOCK_FEATURES + tl.arange(0, C.BLOCK_FEATURES)
-    total = tl.zeros([C.BLOCK_ROWS, C.BLOCK_FEATURES], at.rows.dtype.element_ty)
+    total = tl.zeros([C.BLOCK_ROWS, C.BLOCK_FEATURES], ptr.rows.dtype.element_ty)
     for first in range(tl.where(is_q, 0, q_rows), tl.where(is_q, q_rows, rows), C.BLOCK_ROWS):
         row = first + tl.arange(0, C.BLOCK_ROWS)
         inside = (row < tl.where(is_q, q_rows, rows))[:, None] & (feature < C.DIM)[None, :]
-        total += tl.load(at.rows + row[:, None] * C.DIM + feature[None, :], mask=inside, other=0)
-    dw = tl.sum(total, axis=0).to(at.q_dw.dtype.element_ty)
-    tl.store(tl.where(is_q, at.q_dw, at.k_dw) + feature, dw, mask=feature < C.DIM)
+        total += tl.load(ptr.rows + row[:, None] * C.DIM + feature[None, :], mask=inside, other=0)
+    dw = tl.sum(total, axis=0).to(ptr.q_dw.dtype.element_ty)
+    tl.store(tl.where(is_q, ptr.q_dw, ptr.k_dw) + feature, dw, mask=feature < C.DIM)
 
 
 def plan_forward(t: NormTensors, rotation: Rotation, eps: float, tile: Tile | None = None) -> Callable[..., None]:

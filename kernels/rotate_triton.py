@@ -99,7 +99,7 @@ class RotateChoices(Turning):
 class Part(NamedTuple):
     """Heads of a program: the addresses at which they begin, and whether they exist, each ``[tokens, heads, 1]``.
 
-    ``access`` is the place of each access in its head; it means nothing for whole heads.
+    ``access`` is the number of each access in its head; it means nothing for whole heads.
     """
 
     at: tl.tensor
@@ -141,19 +141,19 @@ def _flat_rows(q, k, seq_len, C: tl.constexpr):
         token_block, batch, head_block = x // C.PIECES, z, 0
     ALONG: tl.constexpr = C.ACCESSES // C.BLOCK_HEADS
     i = tl.arange(0, C.ACCESSES)
-    place = (x % C.PIECES) * ALONG + i % ALONG
+    in_line = (x % C.PIECES) * ALONG + i % ALONG
     if C.BLOCK_TOKENS == 1:
         distance = tl.zeros([C.ACCESSES], tl.int32)
     else:
-        distance = place // C.ACCESSES_PER_LINE
-        place = place % C.ACCESSES_PER_LINE
-    head, first = head_block * C.BLOCK_HEADS + i // ALONG + place // C.PER_HEAD, token_block * C.BLOCK_TOKENS
+        distance = in_line // C.ACCESSES_PER_LINE
+        in_line = in_line % C.ACCESSES_PER_LINE
+    head, first = head_block * C.BLOCK_HEADS + i // ALONG + in_line // C.PER_HEAD, token_block * C.BLOCK_TOKENS
     is_token = distance >= 0 if C.BLOCK_TOKENS == 1 else first + distance < seq_len
     exists = is_token
     if C.ACCESSES_PER_LINE == C.PER_HEAD or C.ACCESSES_PER_LINE * C.BLOCK_TOKENS != C.PIECES * C.ACCESSES:
         exists = is_token & (head < C.Q_HEADS + C.K_HEADS)
     tokens = Tokens(batch, first, distance, is_token)
-    return tokens, (Part(_line_at(q, k, tokens, head, C), exists[:, None, None], place % C.PER_HEAD),)
+    return tokens, (Part(_line_at(q, k, tokens, head, C), exists[:, None, None], in_line % C.PER_HEAD),)
 
 
 @triton.jit
@@ -300,16 +300,16 @@ def _write_heads(source, part, heads, columns, has_position, C: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["first_position", "table_rows", "seq_len"])
-def _rotate_kernel(at, first_position, table_rows, seq_len, strides, C: tl.constexpr):
+def _rotate_kernel(ptr, first_position, table_rows, seq_len, strides, C: tl.constexpr):
     """Write y0 = x0 cos - x1 sin and y1 = x1 cos + x0 sin for the heads of q and k that a program takes.
 
     The grid follows memory: programs that start together take data that are close together. A position without a row
     yields NaN, and the kernel reads no memory for it. A token at NO_POSITION yields zeros. See `ropelab.positions`.
     """
     PARTS: tl.constexpr = 1 if C.FLAT or C.K_HEADS == 0 else 2
-    positions = at.positions, strides.positions
-    angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
-    q, k = (at.q, strides.q), (at.k, strides.k)
+    positions = ptr.positions, strides.positions
+    angles = Angles((ptr.cos, strides.cos), (ptr.sin, strides.sin), positions, first_position, table_rows)
+    q, k = (ptr.q, strides.q), (ptr.k, strides.k)
     tokens, parts = _place(q, k, seq_len, C)
 
     # All loads come before the first store, because the compiler may not move a load across a store.
@@ -337,9 +337,9 @@ def _rotate_kernel(at, first_position, table_rows, seq_len, strides, C: tl.const
     if C.IN_PLACE and C.FLAT:
         results = parts
     elif C.SAME_STRIDES:  # one offset serves both
-        _, results = _place((at.q_out, strides.q), (at.k_out, strides.k), seq_len, C)
+        _, results = _place((ptr.q_out, strides.q), (ptr.k_out, strides.k), seq_len, C)
     else:
-        _, results = _place((at.q_out, strides.q_out), (at.k_out, strides.k_out), seq_len, C)
+        _, results = _place((ptr.q_out, strides.q_out), (ptr.k_out, strides.k_out), seq_len, C)
     for i in tl.static_range(PARTS):
         _write_heads(parts[i], results[i], heads[i], columns[i], rows.has_position, C)
 

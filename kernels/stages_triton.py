@@ -115,13 +115,13 @@ def members_of(row, exists, INTERLEAVED: tl.constexpr, C: tl.constexpr, PIECE: t
 
 
 @triton.jit
-def read_pairs(at, OTHER: tl.constexpr, EVICTION: tl.constexpr, INTERLEAVED: tl.constexpr):
+def read_pairs(members, OTHER: tl.constexpr, EVICTION: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Both members of every pair, in the dtype of the tensor, and OTHER for members that do not exist."""
-    x0 = tl.load(at.first, mask=at.first_exists, other=OTHER, eviction_policy=EVICTION)
+    x0 = tl.load(members.first, mask=members.first_exists, other=OTHER, eviction_policy=EVICTION)
     if INTERLEAVED:
         return tl.split(tl.reshape(x0, [x0.shape[0], x0.shape[1], x0.shape[2] // 2, 2]))
     else:
-        return x0, tl.load(at.second, mask=at.second_exists, other=OTHER, eviction_policy=EVICTION)
+        return x0, tl.load(members.second, mask=members.second_exists, other=OTHER, eviction_policy=EVICTION)
 
 
 @triton.jit
@@ -157,9 +157,9 @@ def _read_table(row, first_pair, exists, C: tl.constexpr, OTHER: tl.constexpr, P
 
 
 @triton.jit
-def _read_axis(along, pair, exists, PLACE: tl.constexpr, C: tl.constexpr):
-    """Cosines and sines of adjacent pairs at the row of one place, see `place_triton.rows_of_pairs`."""
-    rows = rows_of_pairs(along, pair, PLACE, C)
+def _read_axis(along, pair, exists, IN_UNIT: tl.constexpr, C: tl.constexpr):
+    """Cosines and sines of adjacent pairs at the row of one pair of each unit, see `place_triton.rows_of_pairs`."""
+    rows = rows_of_pairs(along, pair, IN_UNIT, C)
     inside = exists & rows.exists
     if C.ROTARY_DIM // 2 % C.BLOCK_PAIRS:
         inside = inside & (pair < C.ROTARY_DIM // 2)
@@ -180,10 +180,10 @@ def _read_axes(along, first_pair, exists, C: tl.constexpr, PIECE: tl.constexpr):
     """
     pair = first_pair + PIECE * C.BLOCK_PAIRS + tl.arange(0, C.BLOCK_PAIRS)[None, None, :]
     cos, sin = _read_axis(along, pair, exists, 0, C)
-    for place in tl.static_range(1, 4):
-        if (C.AXIS_PLACES >> (2 * place)) % 4 == place:
-            other_cos, other_sin = _read_axis(along, pair, exists, place, C)
-            reads = (C.AXIS_PLACES >> (pair % 4 * 2)) % 4 == place
+    for i in tl.static_range(1, 4):
+        if (C.SAME_AXIS >> (2 * i)) % 4 == i:
+            other_cos, other_sin = _read_axis(along, pair, exists, i, C)
+            reads = (C.SAME_AXIS >> (pair % 4 * 2)) % 4 == i
             cos, sin = tl.where(reads, other_cos, cos), tl.where(reads, other_sin, sin)
     return cos, cos, sin, sin
 
@@ -276,18 +276,18 @@ def narrow(y, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def write_pairs(at, y0, y1, INTERLEAVED: tl.constexpr):
+def write_pairs(members, y0, y1, INTERLEAVED: tl.constexpr):
     """Write both members of every pair, rounded to the dtype of the tensor.
 
     One instruction converts two adjacent features, so the conversion of adjacent pairs follows the join.
     """
-    dtype = at.first.dtype.element_ty
+    dtype = members.first.dtype.element_ty
     if INTERLEAVED:
         y = tl.reshape(tl.join(y0, y1), [y0.shape[0], y0.shape[1], 2 * y0.shape[2]])
-        tl.store(at.first, narrow(y, dtype), mask=at.first_exists)
+        tl.store(members.first, narrow(y, dtype), mask=members.first_exists)
     else:
-        tl.store(at.first, narrow(y0, dtype), mask=at.first_exists)
-        tl.store(at.second, narrow(y1, dtype), mask=at.second_exists)
+        tl.store(members.first, narrow(y0, dtype), mask=members.first_exists)
+        tl.store(members.second, narrow(y1, dtype), mask=members.second_exists)
 
 
 @triton.jit

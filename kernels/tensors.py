@@ -105,13 +105,13 @@ class CacheTensors(NamedTuple):
     """The tensors of a rotation that also writes into a paged cache; the call writes the first nine.
 
     Attributes:
-        k_cache, v_cache: ``[blocks, block_size, Hk, D]`` and ``[blocks, block_size, Hk, Dv]``. Slot ``s`` is the place
-            ``s % block_size`` of block ``s // block_size``.
+        k_cache, v_cache: ``[pages, page, Hk, D]`` and ``[pages, page, Hk, Dv]``. Slot ``s`` is row ``s % page`` of page
+            ``s // page``.
         q_out: as ``q``, or of an 8-bit float; may be ``q``.
         k_out, v_out: as ``k`` and ``v``, or None; they may be ``k`` and ``v``.
         q_nope_out: as ``q_nope`` in the dtype of ``q_out``, or None.
         q_scale_out: ``[B, S, Hq, 1]``, or None: the scales of 8-bit floats in q that the call makes, float32.
-        k_scale_cache, v_scale_cache: ``[blocks, block_size, Hk]``, or None: the scales of the caches that the call
+        k_scale_cache, v_scale_cache: ``[pages, page, Hk]``, or None: the scales of the caches that the call
             makes, float32.
         q, k, v: ``[B, S, Hq, D]``, ``[B, S, Hk, D]`` and ``[B, S, Hk, Dv]``, of one dtype.
         q_nope: ``[B, S, Hq, N]``, features of q that do not rotate; or None.
@@ -163,8 +163,8 @@ class CachedKeys(NamedTuple):
     """Keys in slots of a paged cache, which rotate in place; the call writes the first two.
 
     Attributes:
-        k_cache: ``[blocks, block_size, H, D]``, also of 8-bit floats.
-        k_scale_cache: ``[blocks, block_size, H]``, float32: the scales of rows of 8-bit floats, each of which becomes a
+        k_cache: ``[pages, page, H, D]``, also of 8-bit floats.
+        k_scale_cache: ``[pages, page, H]``, float32: the scales of rows of 8-bit floats, each of which becomes a
             new one; or None for scales that stay.
         slots: ``[N]`` of int32 or int64, which differ from each other.
         positions: ``[1, N]``: by how many positions each slot turns.
@@ -241,7 +241,7 @@ class BlockScaledCacheTensors(NamedTuple):
     """The tensors of a rotation that also writes a cache whose rows have scales; the call writes the first two.
 
     Attributes:
-        kv_cache: uint8 ``[blocks, bytes]``, see `block_scales.Page`.
+        kv_cache: uint8 ``[pages, bytes]``, see `block_scales.Page`.
         q_out: as ``q``; may be ``q``.
         q: ``[B, S, H, D]`` with a batch of one.
         kv: ``[S, D]``, of q's dtype.
@@ -262,7 +262,7 @@ class ProjectionTensors(NamedTuple):
     """A product whose heads of q and k rotate: ``x weight^T + bias``. The call writes the caches and ``qkv``.
 
     Attributes:
-        k_cache, v_cache: the places of k and v, as in `CacheTensors`; or None.
+        k_cache, v_cache: where k and v go, as in `CacheTensors`; or None.
         x: ``[B, S, K]`` or ``[S, K]``.
         weight, bias: ``[N, K]``, and ``[N]`` or None; of the dtype of x.
         slots: as in `CacheTensors`, beside the caches.

@@ -46,12 +46,12 @@ class Terms:
 
     Attributes:
         instructions: the groups of pairs whose addresses the warps compute, for each kilobyte that is moved.
-        idle: the places for pairs that hold no pair, for each pair.
+        idle: the padding among the pairs that the threads hold, for each pair.
         registers: the pairs that a thread holds beyond 16, in units of 16.
         in_flight: the share by which the threads of a multiprocessor have too few bytes under way, for each time that a
             program waits for memory.
-        places: the places for pairs of a thread, in units of 8.
-        busiest: the places for pairs on the busiest multiprocessor, over the pairs of the average multiprocessor.
+        held: the pairs that a thread holds, padding included, in units of 8.
+        busiest: the pairs on the busiest multiprocessor, padding included, over those of the average multiprocessor.
         late: whether a program loads features that do not rotate after all others.
         starts: by how much the start of all programs takes longer than the memory takes for their bytes.
         shared: whether the accesses of a warp end within a half of a head, so that two warps share sectors of memory.
@@ -64,7 +64,7 @@ class Terms:
     idle: float
     registers: float
     in_flight: float
-    places: float
+    held: float
     busiest: float
     late: float
     starts: float
@@ -88,11 +88,11 @@ def cost(work: Work, tile: Tile | FlatTile) -> float:
 
 @dataclass(frozen=True)
 class _Programs:
-    """The programs of a call; the groups of pairs and the places for pairs of a thread; and whether it loads late."""
+    """The programs of a call; the groups of pairs of a thread, its pairs with padding, and whether it loads late."""
 
     count: int
     groups: float
-    places: float
+    held: float
     late: bool
 
 
@@ -107,21 +107,21 @@ def terms(work: Work, tile: Tile | FlatTile) -> Terms:
     warps, threads = programs.count * tile.num_warps, 32 * tile.num_warps
     waits, follows = work.positions and not tile.heads_first, work.positions and tile.heads_first
     rounds = 1 + waits + _LATER_ROWS * follows + programs.late
-    registers = min(96, 18 + 2.8 * programs.places)
+    registers = min(96, 18 + 2.8 * programs.held)
     resident = min(_THREADS, REGISTERS / registers)
-    in_flight = resident * programs.places * 2 * work.itemsize
-    busiest = ceil(programs.count / _MULTIPROCESSORS) * threads * programs.places
+    in_flight = resident * programs.held * 2 * work.itemsize
+    busiest = ceil(programs.count / _MULTIPROCESSORS) * threads * programs.held
     return Terms(
         instructions=large * warps * programs.groups / kilobytes,
-        idle=large * (warps * 32 * programs.places / pairs - 1),
-        registers=large * max(0.0, programs.places / 16 - 1),
+        idle=large * (warps * 32 * programs.held / pairs - 1),
+        registers=large * max(0.0, programs.held / 16 - 1),
         in_flight=large * max(0.0, rounds * _NEEDED_IN_FLIGHT / in_flight - 1),
-        places=small * programs.places / 8,
+        held=small * programs.held / 8,
         busiest=small * min(8.0, busiest / max(pairs / _MULTIPROCESSORS, 256)),
         late=small * programs.late,
         starts=large * max(0.0, programs.count * _STARTED_BYTES / (1000 * kilobytes) - 1),
         shared=large * (isinstance(tile, FlatTile) and work.in_place and _ends_within_a_half(work, tile)),
-        behind=large * follows * max(0.0, programs.places / 8 - 1),
+        behind=large * follows * max(0.0, programs.held / 8 - 1),
     )
 
 
@@ -147,11 +147,11 @@ def _whole(work: Work, tile: Tile) -> _Programs:
     blocks = max(1, ceil(work.heads[0] / tile.block_heads))
     count = ceil(work.seq_len / tile.block_tokens) * blocks * work.batch
     copies = work.rest > 0 and not work.in_place
-    groups = places = 0.0
+    groups = held = 0.0
     for heads in (tile.block_heads, *(next_power_of_2(max(1, ceil(n / blocks))) for n in work.heads[1:])):
         pairs = tile.block_tokens * heads * width / threads
         groups += max(1.0, pairs / tile.pairs_per_access)
-        places += max(1.0, pairs)
+        held += max(1.0, pairs)
         if copies:
-            places += max(0.5, tile.block_tokens * heads * next_power_of_2(work.rest) / threads / 2)
-    return _Programs(count, groups, places, late=copies)
+            held += max(0.5, tile.block_tokens * heads * next_power_of_2(work.rest) / threads / 2)
+    return _Programs(count, groups, held, late=copies)

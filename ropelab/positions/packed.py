@@ -158,7 +158,7 @@ def context_parallel_positions(
     if seq_len % shard.num_chunks or seq_len > 2**31:
         raise ValueError(f"seq_len: expected a multiple of {_divisor(shard)}, at most 2**31, got {seq_len}")
     length = seq_len // shard.cp_size
-    return shard.place(torch.arange(length, device=usable("device", device)), length).int()
+    return shard.in_sequence(torch.arange(length, device=usable("device", device)), length).int()
 
 
 def _checked_shard(cp_size: int, cp_rank: int, chunks: str) -> Shard:

@@ -60,7 +60,7 @@ def test_terms_count_what_they_say():
     assert tile_cost.terms(waiting, Tile(1, 16, 4, pairs_per_access=8, heads_first=True)).behind > first.behind == 0
     assert tile_cost.terms(waiting, Tile(1, 16, 4, pairs_per_access=8)).behind == 0
     few = replace(WORK, seq_len=1)
-    assert tile_cost.terms(few, Tile(1, 1, 1)).places > tile_cost.terms(WORK, Tile(1, 1, 1)).places
+    assert tile_cost.terms(few, Tile(1, 1, 1)).held > tile_cost.terms(WORK, Tile(1, 1, 1)).held
 
 
 @pytest.mark.parametrize(
