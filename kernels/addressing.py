@@ -59,7 +59,19 @@ def axes_of_pairs(rotation: Rotation) -> dict[str, int]:
     """The choices of `choices.Turning` for the axis of each pair.
 
     PAIR_BITS has a row of bits for each axis, and UNIT_BITS for each pair in a unit and each axis: see
-    `place_triton.has_bit`. SAME_AXIS has two bits for each of four pairs.
+    `place_triton.has_bit`. SAME_AXIS has two bits for each of four pairs. Examples are 16, 24 and 24 pairs along three
+    axes (Qwen2-VL), and axes that take turns (Qwen3-VL)::
+
+        pair         0 .. 7, 8 .. 15    16 .. 23, 24 .. 31, 32 .. 39    40 .. 47, 48 .. 55, 56 .. 63
+        axis         0                  1                               2
+        AXIS_UNIT    8: no unit reads two axes
+        UNIT_BITS    0b00000011         0b00011100                      0b11100000   for each pair in a unit
+        SAME_AXIS    0, 0, 0, 0: one read of a table serves four pairs
+
+        pair         0 1 2 3   4 5 6 7   8 ..
+        axis         0 1 2 0   1 2 0 1   2 ..
+        AXIS_UNIT    4
+        SAME_AXIS    0, 1, 2, 0: pair 3 of a unit reads the axis of pair 0, so three reads serve four pairs
     """
     axes = rotation.axes or (0,)
     count, unit = max(axes) + 1, max(4, axis_group(rotation))
@@ -107,9 +119,14 @@ def launch_grid(batch: int, token_blocks: int, head_blocks: int, order: str) -> 
         "tokens": (token_blocks, head_blocks, batch),
         "batches": (batch * head_blocks, token_blocks, 1),
     }[order]
-    if grid[0] > _MAX_GRID_X:
-        raise ValueError(f"q: expected at most {_MAX_GRID_X} blocks of tokens and heads, got {grid[0]}")
-    return grid, order
+    return fitting("q", *grid), order
+
+
+def fitting(name: str, programs: int, y: int = 1, z: int = 1) -> tuple[int, int, int]:
+    """The grid of so many programs along each axis; a ValueError about the argument ``name`` if there are too many."""
+    if programs > _MAX_GRID_X:
+        raise ValueError(f"{name}: expected fewer than 2**31 programs, got {programs}")
+    return programs, y, z
 
 
 def innermost(x: torch.Tensor) -> str:

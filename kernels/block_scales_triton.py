@@ -20,6 +20,7 @@ import triton.language as tl
 from ropelab.kernels import tile_of
 from ropelab.kernels.addressing import (
     alignment,
+    fitting,
     launch_grid,
     strides_of,
     turning,
@@ -259,7 +260,7 @@ def _write_q(ptr, strides, angles, part, seq_len, C: tl.constexpr):
 
 @triton.jit
 def _store_kv(ptr, strides, angles, slots, part, seq_len, C: tl.constexpr):
-    """Rotate kv of a block of tokens, and write its 8-bit floats, its rotated features and its scales."""
+    """Rotate kv of a block of tokens, and write it to the pages of the cache; see `block_scales.Page`."""
     SOURCE: tl.constexpr = ptr.kv.dtype.element_ty
     tokens, shared = block_of_tokens(tl.program_id(1), part, seq_len, C.KV_TOKENS), tl.arange(0, 1)
     exists = tokens.exists[:, None, None]
@@ -274,17 +275,31 @@ def _store_kv(ptr, strides, angles, slots, part, seq_len, C: tl.constexpr):
     exponents = _exponents(y0, y1, C)
     z0, z1 = _quantize(y0, y1, exponents, C)
 
-    rows = strides.kv_cache[0], C.DATA_BYTES, 0
-    row, in_cache = cached_at((ptr.kv_cache, rows), slots, shared, C.CACHE_ALIGN, C)
+    data = ptr.kv_cache, (strides.kv_cache[0], C.DATA_BYTES, 0)
+    row, in_cache = cached_at(data, slots, shared, C.CACHE_ALIGN, C)
     exists = exists & in_cache
+    _write_data(row, exists, (z0, z1), (y0, y1), SOURCE, C)
+    scales = ptr.kv_cache + C.PAGE * C.DATA_BYTES, (strides.kv_cache[0], C.SCALE_BYTES, 0)
+    row, _ = cached_at(scales, slots, shared, 1, C)
+    _write_row_of_scales(row, exists, exponents, C)
+
+
+@triton.jit
+def _write_data(row, exists, quotients, turned, SOURCE: tl.constexpr, C: tl.constexpr):
+    """Write rows of data: the first NOPE_DIM features as bytes, and after these bytes the others in SOURCE."""
     is_nope = (tl.arange(0, 2 * C.BLOCK_PAIRS) < C.NOPE_DIM)[None, None, :]
+    z0, z1 = quotients
     write_pairs(_only(members_of(_for_float8(row, C), exists, True, C), is_nope), z0, z1, True)
-    # The features after the first NOPE_DIM begin NOPE_DIM bytes after the row, in elements of SOURCE.
-    tail = row.to(tl.pointer_type(SOURCE), bitcast=True) + (C.NOPE_DIM // (SOURCE.primitive_bitwidth // 8) - C.NOPE_DIM)
+    # Feature i begins NOPE_DIM + (i - NOPE_DIM) * BYTES bytes after the row: i elements of SOURCE after this address.
+    BYTES: tl.constexpr = SOURCE.primitive_bitwidth // 8
+    tail = row.to(tl.pointer_type(SOURCE), bitcast=True) + (C.NOPE_DIM // BYTES - C.NOPE_DIM)
+    y0, y1 = turned
     write_pairs(_only(members_of(tail, exists, True, C), is_nope == 0), y0, y1, True)
 
-    scales = strides.kv_cache[0], C.SCALE_BYTES, 0
-    row, _ = cached_at((ptr.kv_cache + C.PAGE * C.DATA_BYTES, scales), slots, shared, 1, C)
+
+@triton.jit
+def _write_row_of_scales(row, exists, exponents, C: tl.constexpr):
+    """Write rows of scales: a byte for each block of features, and zeros up to a multiple of four bytes."""
     block = tl.arange(0, exponents.shape[2])[None, None, :]
     tl.store(row + block, exponents.to(tl.uint8), mask=exists & (block < C.SCALES))
     if C.SCALES < C.SCALE_BYTES:
@@ -331,7 +346,7 @@ def plan_quantize(
     )  # fmt: skip
     options = compiler_options(tile.num_warps, None, fuse=False)
     launch = Launch(_quantize_kernel, grid, (seq_len,), strides_of(t), choices, options, t.x.device)
-    return LaunchWithBytes(launch, QuantizeTensors) if chosen["CONVERSION"] in INTEGER_CONVERSIONS else launch
+    return LaunchWithBytes(launch) if chosen["CONVERSION"] in INTEGER_CONVERSIONS else launch
 
 
 def plan_write(
@@ -350,9 +365,7 @@ def plan_write(
     page = Page.of(t, rotation, page_tokens, block_dim)
     chosen = _scaling(t, t.q, rotation, blocks_of_cache(block_dim), tile, [t.q, t.q_out])
     kv_tokens = min(tile.block_heads, next_power_of_2(seq_len))
-    grid = triton.cdiv(seq_len, kv_tokens) + seq_len * chosen["HEAD_BLOCKS"], 1, 1
-    if grid[0] >= 2**31:
-        raise ValueError(f"q: expected fewer than 2**31 programs, got {grid[0]}")
+    grid = fitting("q", triton.cdiv(seq_len, kv_tokens) + seq_len * chosen["HEAD_BLOCKS"])
     choices = CacheChoices(
         **chosen | {"ALIGN": min(chosen["ALIGN"], alignment(t.kv.stride()[:1]))}, INNERMOST="heads",
         NORM_EPS=norm_eps, KV_TOKENS=kv_tokens, PAGE=page.tokens,

@@ -3,9 +3,8 @@
 A program takes the same heads of a few neighbouring tokens. In further passes it takes further heads of these tokens,
 which rotate by the same cosines and sines. Slot ``s`` is row ``s % PAGE`` of page ``s // PAGE`` of a cache.
 
-All loads of a program come before its first store, because the compiler may not move a load across a store. So a
-program reads the rows of all passes, computes all results, and then writes them. The tuples of all passes hold named
-tuples whose names Triton 3.6 forgets, so a pass names them anew.
+Loads come first (`stages_triton`): a program reads the rows of all passes, computes all results, and then writes them.
+The tuples of all passes hold named tuples whose names Triton 3.6 forgets, so a pass names them anew.
 """
 
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels import tile_of
-from ropelab.kernels.addressing import common_alignment, strides_of, turning, whole_heads
+from ropelab.kernels.addressing import common_alignment, fitting, strides_of, turning, whole_heads
 from ropelab.kernels.angles_triton import read_angles
 from ropelab.kernels.cache_rows_triton import (
     Block,
@@ -116,9 +116,7 @@ def plan_rotate(t: CachedKeys, rotation: Rotation, tile: CacheTile | None = None
     head_blocks = triton.cdiv(heads, tile.block_rows // tokens)
     passes = min(tile.passes, next_power_of_2(head_blocks))
     programs, align = triton.cdiv(head_blocks, passes), common_alignment([t.k_cache])
-    grid = triton.cdiv(count, tokens) * programs, 1, 1
-    if grid[0] >= 2**31:
-        raise ValueError(f"slots: expected fewer than 2**31 programs, got {grid[0]}")
+    grid = fitting("slots", triton.cdiv(count, tokens) * programs)
     how, makes = conversion(t.k_cache.dtype, t.k_cache.device), t.k_scale_cache is not None
     kind = Kind(
         HEADS=heads, DIM=head_dim, PARTS=1, PIECES=1, PROGRAMS=programs, TOKENS=tokens, PASSES=passes,
@@ -135,4 +133,4 @@ def plan_rotate(t: CachedKeys, rotation: Rotation, tile: CacheTile | None = None
     # The rotation has the bits of `rotate_torch` without fused multiply-add.
     options = compiler_options(tile.num_warps, None, fuse=False)
     launch = Launch(_cached_keys_kernel, grid, (count, pages), strides_of(t), choices, options, t.k_cache.device)
-    return LaunchWithBytes(launch, CachedKeys) if how in INTEGER_CONVERSIONS else launch
+    return LaunchWithBytes(launch) if how in INTEGER_CONVERSIONS else launch

@@ -95,7 +95,7 @@ def _assemble_kernel(ptr, first_position, table_rows, seq_len, strides, C: tl.co
     k_pe = heads_at((ptr.k_pe, strides.k_pe), tokens, head, C)
     key = heads_at((ptr.key, strides.key), tokens, head, C)
 
-    # All loads come before the first store, because the compiler may not move a load across a store.
+    # Loads first, see `stages_triton`.
     if C.NOPE_DIM > 0 and not C.IN_PLACE:
         kept = read_features(kv, exists, C.NOPE_DIM, C.BLOCK_NOPE)
     if C.VALUE_DIM > 0:

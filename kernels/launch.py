@@ -102,19 +102,13 @@ class Launch:
 
 @dataclass(frozen=True)
 class LaunchWithBytes:
-    """A launch for a target that does not have 8-bit floats: the kernel gets them as bytes.
-
-    Attributes:
-        launch: the launch.
-        named: the type of its tuple of tensors.
-    """
+    """A launch for a target that does not have 8-bit floats: the kernel gets them as bytes."""
 
     launch: Launch
-    named: type
 
     def __call__(self, tensors: tuple, *numbers: int) -> None:
-        as_bytes = [x.view(torch.uint8) if x is not None and x.dtype in FLOAT8_DTYPES else x for x in tensors]
-        self.launch(self.named(*as_bytes), *numbers)
+        as_bytes = (x.view(torch.uint8) if x is not None and x.dtype in FLOAT8_DTYPES else x for x in tensors)
+        self.launch(tuple(as_bytes), *numbers)
 
 
 def alignments(addresses: Sequence[int]) -> tuple[bool, ...]:

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels import tile_of
-from ropelab.kernels.addressing import common_alignment, strides_of, turning, whole_heads
+from ropelab.kernels.addressing import common_alignment, fitting, strides_of, turning, whole_heads
 from ropelab.kernels.cache_rows_triton import Block, Caching, Kind, KindTensors, move_rows, turn_rows
 from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion
 from ropelab.kernels.launch import Launch, LaunchWithBytes, compiler_options, launch_nothing
@@ -111,9 +111,7 @@ def plan_write(
     tile = tile or tile_of.paged_cache(t, rotation)
     block_tokens, kinds = _kinds(t, rotation, tile)
     programs = sum(kind.PROGRAMS for kind in kinds.values())
-    grid = triton.cdiv(seq_len, block_tokens) * programs, batch, 1
-    if grid[0] >= 2**31:
-        raise ValueError(f"q: expected fewer than 2**31 programs, got {grid[0]}")
+    grid = fitting("q", triton.cdiv(seq_len, block_tokens) * programs, batch)
     rows = (t.q, t.k, t.v, t.q_out, t.k_out, t.v_out, t.q_nope, t.q_nope_out, t.q_scale_out)
     tiled = [x for x in rows if x is not None]
     access = tile.pairs_per_access * (2 if rotation.interleaved else 1)
@@ -134,11 +132,13 @@ def plan_write(
     options = compiler_options(tile.num_warps, tile_of.REGISTERS_ACROSS if t.norm_across_heads else None, fuse=False)
     launch = Launch(_paged_cache_kernel, grid, numbers, strides_of(t), choices, options, t.q.device)
     as_bytes = [conversion(x.dtype, x.device) in INTEGER_CONVERSIONS for x in (t.q_out, t.k_cache, t.v_cache)]
-    return LaunchWithBytes(launch, CacheTensors) if any(as_bytes) else launch
+    return LaunchWithBytes(launch) if any(as_bytes) else launch
 
 
 class _Source(NamedTuple):
-    """The tensors of a kind of rows, its given and made scales, and the kind with which it shares made scales."""
+    """The tensors of a kind of rows, its given and made scales, and the kind whose programs move it: the rows of both
+    share a scale that the kernel makes.
+    """
 
     x: torch.Tensor | None
     target: torch.Tensor | None
@@ -149,9 +149,11 @@ class _Source(NamedTuple):
 
 
 def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, dict[str, Any]]:
-    """The tokens of a block, and the kinds of rows.
+    """The tokens of a block, and the kinds of rows; those that another kind moves come before it.
 
-    A program takes so many tokens that no row is idle, but not more tokens than there are.
+    A program takes so many tokens that no row is idle, but not more tokens than there are. For example, 28 heads and 8
+    rows a program give 2 tokens with 4 heads of each: a block then has 7 programs of one pass. The block has the tokens
+    of the kind that takes the most.
     """
     most = 1 if t.norm_across_heads or rotation.table_free else next_power_of_2(t.q.shape[1])
     width = 2 * tile_of.block_pairs(t, rotation, tile.pieces)

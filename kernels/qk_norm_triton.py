@@ -109,7 +109,7 @@ def _qk_norm_rope_kernel(ptr, first_position, table_rows, seq_len, strides, C: t
     positions = ptr.positions, strides.positions
     angles = Angles((ptr.cos, strides.cos), (ptr.sin, strides.sin), positions, first_position, table_rows)
 
-    # All loads come before the first store, because the compiler may not move a load across a store.
+    # Loads first, see `stages_triton`.
     x_at = _rows_at(is_q, ptr.q, ptr.k, strides.q, strides.k, tokens, head, C)
     x0, x1 = read_heads(x_at, exists, "", C)
     columns, has_position = read_angles(angles, tokens, exists, seq_len, C)
@@ -290,7 +290,7 @@ def _launch(kernel, grid, numbers, t, rotation: Rotation, eps: float, tile, chos
     choices = NormChoices(
         **turning(
             t, rotation, compute_dtype(t), heads, tile.block_tokens, access * (2 if rotation.interleaved else 1),
-            isinstance(tile, Tile) and tile.shares_columns,
+            tile.shares_columns,
         ), **lanes, **chosen,
         Q_HEADS=t.q.shape[2], K_HEADS=t.k.shape[2], Q_BLOCKS=triton.cdiv(t.q.shape[2], tile.block_heads),
         BLOCK_TOKENS=tile.block_tokens, BLOCK_HEADS=tile.block_heads, EPS=float(eps),

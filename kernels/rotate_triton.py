@@ -312,7 +312,7 @@ def _rotate_kernel(ptr, first_position, table_rows, seq_len, strides, C: tl.cons
     q, k = (ptr.q, strides.q), (ptr.k, strides.k)
     tokens, parts = _place(q, k, seq_len, C)
 
-    # All loads come before the first store, because the compiler may not move a load across a store.
+    # Loads first, see `stages_triton`.
     heads, columns = (), ()
     if not C.HEADS_FIRST:
         rows = table_rows_of(angles, tokens, C)
@@ -409,10 +409,8 @@ def _flat(t: RotateTensors, rotation: Rotation, tile: FlatTile):
     along = tile.accesses // tile.block_heads
     block_tokens, pieces = along // gcd(along, unit), unit // gcd(along, unit)
     token_blocks = triton.cdiv(seq_len, block_tokens)
-    if by_tokens:
-        grid, order = (token_blocks * pieces, triton.cdiv(heads, tile.block_heads), batch), "tokens"
-    else:
-        grid, order = launch_grid(batch, token_blocks, pieces, tile.innermost)
+    blocks = (token_blocks * pieces, triton.cdiv(heads, tile.block_heads)) if by_tokens else (token_blocks, pieces)
+    grid, order = launch_grid(batch, *blocks, tile.innermost)
     chosen = {
         "INNERMOST": order, "FLAT": True, "PER_HEAD": per_head, "ACCESSES_PER_LINE": unit, "PIECES": pieces,
         "ACCESSES": tile.accesses, "BLOCK_HEADS": tile.block_heads, "BLOCK_PAIRS": chunk,

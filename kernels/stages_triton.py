@@ -3,6 +3,8 @@
 Every kernel reads both members of its pairs, may normalize heads, turns the pairs by the cosines and sines of their
 tokens, and writes the members. Where the members lie is a matter of `Members`; all other code is the same for both
 layouts, for tables and for heads.
+
+Loads first: the compiler may not move a load across a store, so all loads of a kernel come before its first store.
 """
 
 from typing import NamedTuple

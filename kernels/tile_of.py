@@ -161,10 +161,10 @@ def qk_norm_backward(t: NormGradients, rotation: Rotation) -> BackwardTile:
     heads, features, order = _norm_shape(t, rotation)
     most_heads = 2 if order == "tokens" else None
     tile = fit_tile(features, heads, t.q.shape[1], order, PAIRS_PER_ACCESS, 4, most_heads)
-    lanes = 32 * PAIRS_PER_ACCESS // (tile.block_tokens * features // 2)
-    tile = replace(tile, block_heads=max(tile.block_heads, lanes))
+    block_heads = max(tile.block_heads, 32 * PAIRS_PER_ACCESS // (tile.block_tokens * features // 2))
+    tile = BackwardTile(tile.block_tokens, block_heads, tile.num_warps)
     registers = 32 * tile.num_warps * norm_registers(tile, features // 2, t.q.itemsize)
-    return BackwardTile(tile.block_tokens, tile.block_heads, tile.num_warps, max(1, REGISTERS // registers))
+    return replace(tile, programs_per_multiprocessor=max(1, REGISTERS // registers))
 
 
 def _norm_shape(t: NormTensors | NormGradients, rotation: Rotation) -> tuple[int, int, str]:
@@ -173,7 +173,7 @@ def _norm_shape(t: NormTensors | NormGradients, rotation: Rotation) -> tuple[int
     return max(t.q.shape[2], t.k.shape[2]), features, innermost(t.q)
 
 
-def norm_registers(tile: Tile | BackwardTile, block_pairs: int, itemsize: int) -> int:
+def norm_registers(tile: Tile, block_pairs: int, itemsize: int) -> int:
     """The limit on the registers of a thread under a norm of each head: 64 for four pairs of features of two bytes.
 
     Without a limit the assembler saves a few registers by moving loads behind the first arithmetic. These registers do

@@ -62,18 +62,14 @@ class FlatTile:
 
 
 @dataclass(frozen=True)
-class BackwardTile:
-    """The tokens and heads that a program of the norm's backward takes at a time, its warps, and the programs.
+class BackwardTile(Tile):
+    """The tile that a program of the norm's backward takes at a time, and the programs.
 
     A program goes through many blocks of tokens and keeps its share of dw in registers. Each multiprocessor of the GPU
     gets a few programs, and all programs run at once, so that few rows of dw are left to be summed.
     """
 
-    block_tokens: int
-    block_heads: int
-    num_warps: int
-    programs_per_multiprocessor: int
-    pairs_per_access: int = PAIRS_PER_ACCESS
+    programs_per_multiprocessor: int = 1
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ def with_bytes(launch, arguments: tuple) -> tuple:
         return launch, arguments
     passed: list = []
     replace(launch, launch=lambda *given: passed.extend(given))(*arguments)
-    return launch.launch, passed
+    tensors, *numbers = passed
+    return launch.launch, (launch.launch.named(*tensors), *numbers)
 
 
 def width_of_tile(shape, layout, **variant) -> int:
