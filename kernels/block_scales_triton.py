@@ -18,14 +18,7 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels import tile_of
-from ropelab.kernels.addressing import (
-    alignment,
-    fitting,
-    launch_grid,
-    strides_of,
-    turning,
-    whole_heads,
-)
+from ropelab.kernels.addressing import alignment, fitting, launch_grid, strides_of, turning, whole_heads
 from ropelab.kernels.block_scales import ABOVE_LARGEST, E4M3_EXPONENT, Blocks, Page, blocks_of_cache
 from ropelab.kernels.choices import Turning
 from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, round_to, to_float8

@@ -25,14 +25,7 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels import tile_of
-from ropelab.kernels.addressing import (
-    heads_of,
-    innermost,
-    launch_grid,
-    strides_of,
-    turning,
-    whole_heads,
-)
+from ropelab.kernels.addressing import heads_of, innermost, launch_grid, strides_of, turning, whole_heads
 from ropelab.kernels.angles_triton import read_angles
 from ropelab.kernels.choices import Turning
 from ropelab.kernels.latent_torch import LANES

@@ -28,16 +28,7 @@ from ropelab.kernels.backends import INTERPRETED
 from ropelab.kernels.choices import Turning
 from ropelab.kernels.direct_launch import VERSION
 from ropelab.kernels.launch import Launch
-from ropelab.kernels.place_triton import (
-    Angles,
-    Slots,
-    Tokens,
-    cached_at,
-    position_of,
-    rows_at,
-    slots_of,
-    table_rows_of,
-)
+from ropelab.kernels.place_triton import Angles, Slots, Tokens, cached_at, position_of, rows_at, slots_of, table_rows_of
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION, Norm, Rotation
 from ropelab.kernels.stages_triton import Columns, read_columns, turn, write_features

@@ -33,13 +33,7 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels import tile_of
-from ropelab.kernels.addressing import (
-    heads_of,
-    launch_grid,
-    strides_of,
-    turning,
-    whole_heads,
-)
+from ropelab.kernels.addressing import heads_of, launch_grid, strides_of, turning, whole_heads
 from ropelab.kernels.angles_triton import read_angles
 from ropelab.kernels.choices import Choices, Turning
 from ropelab.kernels.launch import Launch, compiler_options, launch_nothing

@@ -14,19 +14,13 @@ another token. Features that do not rotate make further accesses of each head.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import gcd
 from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from ropelab.kernels import tile_of
-from ropelab.kernels.addressing import (
-    heads_of,
-    launch_grid,
-    strides_of,
-    turning,
-)
+from ropelab.kernels.addressing import heads_of, launch_grid, strides_of, turning
 from ropelab.kernels.angles_triton import shared_columns
 from ropelab.kernels.choices import Turning
 from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
@@ -52,7 +46,7 @@ from ropelab.kernels.stages_triton import (
     write_pairs,
 )
 from ropelab.kernels.tensors import RotateTensors
-from ropelab.kernels.tiles import FlatTile, Tile, next_power_of_2, pairs_per_access
+from ropelab.kernels.tiles import FlatTile, Tile, line_of, next_power_of_2
 
 
 @dataclass(frozen=True)
@@ -399,20 +393,13 @@ def _flat(t: RotateTensors, rotation: Rotation, tile: FlatTile):
     Results in the other layout must not overwrite an input, because a program would overwrite pairs that another
     program has yet to read. All features of such results must rotate, because copied features have no pairs.
     """
-    batch, seq_len, q_heads, head_dim = t.q.shape
-    rest = 0 if t.in_place and t.positions is None else head_dim - rotation.rotary_dim
-    chunk = min(tile.pairs_per_access, pairs_per_access(rotation, rest))
-    per_head = (rotation.rotary_dim + rest) // (2 * chunk)
-    heads = q_heads + (0 if t.k is None else t.k.shape[2])
-    by_tokens = tile.innermost == "tokens"
-    unit = per_head if by_tokens else per_head * heads
-    along = tile.accesses // tile.block_heads
-    block_tokens, pieces = along // gcd(along, unit), unit // gcd(along, unit)
-    token_blocks = triton.cdiv(seq_len, block_tokens)
-    blocks = (token_blocks * pieces, triton.cdiv(heads, tile.block_heads)) if by_tokens else (token_blocks, pieces)
-    grid, order = launch_grid(batch, *blocks, tile.innermost)
+    line = line_of(tile_of.work_of(t, rotation), tile)
+    token_blocks = triton.cdiv(t.q.shape[1], line.block_tokens)
+    blocks = (token_blocks * line.pieces, line.blocks) if tile.innermost == "tokens" else (token_blocks, line.pieces)
+    grid, order = launch_grid(len(t.q), *blocks, tile.innermost)
     chosen = {
-        "INNERMOST": order, "FLAT": True, "PER_HEAD": per_head, "ACCESSES_PER_LINE": unit, "PIECES": pieces,
-        "ACCESSES": tile.accesses, "BLOCK_HEADS": tile.block_heads, "BLOCK_PAIRS": chunk,
+        "INNERMOST": order, "FLAT": True, "PER_HEAD": line.per_head, "ACCESSES_PER_LINE": line.accesses,
+        "PIECES": line.pieces, "ACCESSES": tile.accesses, "BLOCK_HEADS": tile.block_heads, "BLOCK_PAIRS": line.pairs,
     }  # fmt: skip
-    return grid, block_tokens, 2 * chunk if rotation.interleaved or rotation.out_interleaved else chunk, chosen
+    access = line.pairs * (2 if rotation.interleaved or rotation.out_interleaved else 1)
+    return grid, line.block_tokens, access, chosen

@@ -8,16 +8,9 @@ calls of half of the models, and tested on the other half.
 
 from dataclasses import astuple, dataclass
 from functools import lru_cache, partial
-from math import ceil, gcd
+from math import ceil
 
-from ropelab.kernels.tiles import (
-    FlatTile,
-    Tile,
-    Work,
-    candidates,
-    next_power_of_2,
-    pairs_per_access,
-)
+from ropelab.kernels.tiles import FlatTile, Tile, Work, candidates, line_of, next_power_of_2
 
 # An H100 or H200. The choice is the same on every GPU, so that a model has the same programs everywhere.
 _MULTIPROCESSORS, _THREADS, REGISTERS = 132, 2048, 65536
@@ -126,20 +119,14 @@ def terms(work: Work, tile: Tile | FlatTile) -> Terms:
 
 
 def _ends_within_a_half(work: Work, tile: FlatTile) -> bool:
-    chunk = min(tile.pairs_per_access, pairs_per_access(work.rotation, work.rest))
-    return not work.rotation.interleaved and 32 * chunk % (work.rotation.rotary_dim // 2) != 0
+    return not work.rotation.interleaved and 32 * line_of(work, tile).pairs % (work.rotation.rotary_dim // 2) != 0
 
 
 def _flat(work: Work, tile: FlatTile) -> _Programs:
-    chunk = min(tile.pairs_per_access, pairs_per_access(work.rotation, work.rest))
-    unit = (work.rotation.rotary_dim + work.rest) // (2 * chunk)
-    heads = sum(work.heads)
-    unit, blocks = (unit, ceil(heads / tile.block_heads)) if tile.innermost == "tokens" else (unit * heads, 1)
-    along = tile.accesses // tile.block_heads
-    common = gcd(along, unit)
-    count = work.batch * ceil(work.seq_len * common / along) * (unit // common) * blocks
+    line = line_of(work, tile)
+    count = work.batch * ceil(work.seq_len / line.block_tokens) * line.pieces * line.blocks
     groups = max(1.0, tile.accesses / (32 * tile.num_warps))
-    return _Programs(count, groups, groups * chunk, late=False)
+    return _Programs(count, groups, groups * line.pairs, late=False)
 
 
 def _whole(work: Work, tile: Tile) -> _Programs:

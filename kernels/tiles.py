@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import NamedTuple
 
 from ropelab.kernels.rotation import Rotation
 
@@ -192,9 +193,8 @@ def can_share(work: Work, tile: Tile | FlatTile) -> bool:
     """
     tokens = tile.block_tokens if isinstance(tile, Tile) else 1
     if isinstance(tile, FlatTile):
-        chunk = min(tile.pairs_per_access, pairs_per_access(work.rotation, work.rest))
-        per_head = (work.rotation.rotary_dim + work.rest) // (2 * chunk)
-        if tile.accesses % per_head or per_head * sum(work.heads) % tile.accesses or tile.innermost == "tokens":
+        line = line_of(work, tile)
+        if tile.accesses % line.per_head or line.accesses % tile.accesses or tile.innermost == "tokens":
             return False
     return 2 * tokens * next_power_of_2(work.rotation.rotary_dim // 2) == 32 * tile.num_warps
 
@@ -247,6 +247,34 @@ def pairs_per_access(rotation: Rotation, rest: int) -> int:
     # The members of a pair of features that are copied are half of all these features apart.
     before = [n // 2 if n % 2 == 0 else 1 for n in (rest, rotation.first)]
     return gcd(2 * PAIRS_PER_ACCESS, rotation.rotary_dim // 2, *before)
+
+
+class Line(NamedTuple):
+    """The accesses of a token under a `FlatTile`: those of all heads, or of one head where tokens are innermost.
+
+    Attributes:
+        pairs: the pairs of an access.
+        per_head, accesses: the accesses of a head, and of the line.
+        block_tokens, pieces: so many tokens make so many programs, all of which are full.
+        blocks: the blocks of heads that have lines of their own.
+    """
+
+    pairs: int
+    per_head: int
+    accesses: int
+    block_tokens: int
+    pieces: int
+    blocks: int
+
+
+def line_of(work: Work, tile: FlatTile) -> Line:
+    """The line of a token of a call."""
+    pairs = min(tile.pairs_per_access, pairs_per_access(work.rotation, work.rest))
+    per_head, heads = (work.rotation.rotary_dim + work.rest) // (2 * pairs), sum(work.heads)
+    accesses, lines = (per_head, heads) if tile.innermost == "tokens" else (per_head * heads, 1)
+    along = tile.accesses // tile.block_heads
+    common = gcd(along, accesses)
+    return Line(pairs, per_head, accesses, along // common, accesses // common, -(-lines // tile.block_heads))
 
 
 def axis_group(rotation: Rotation) -> int:
