@@ -124,9 +124,12 @@ def decoded(value: Any, tensors: list) -> Any:
 
 
 def triton_code(note: Note) -> str:
-    """The hash of the Triton code of a launch and of the compiler's options, before any pass of the compiler."""
+    """The hash of the Triton code of a launch, with all calls inlined, and of the compiler's options.
+
+    The names of inlined functions and of constants are no part of it.
+    """
     import triton
-    from triton._C.libtriton import ir
+    from triton._C.libtriton import ir, passes
     from triton.compiler import make_backend
 
     from ropelab.bench.compiled import compiled
@@ -139,6 +142,9 @@ def triton_code(note: Note) -> str:
         dialects.load_dialects(context)
     functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
     module = source.make_ir(about["target"], options, functions, modules, context)
+    inlining = ir.pass_manager(context)
+    passes.common.add_inliner(inlining)
+    inlining.run(module, "inlined")
     return hashlib.sha256(f"{module.str_nodebug()} {options.hash()}".encode()).hexdigest()
 
 
