@@ -21,7 +21,7 @@ in the time in which it moves the 3 bytes of the feature. A row of q takes 16 fo
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -135,53 +135,38 @@ def plan_write(
     return LaunchWithBytes(launch) if any(as_bytes) else launch
 
 
-class _Source(NamedTuple):
-    """The tensors of a kind of rows, its given and made scales, and the kind whose programs move it: the rows of both
-    share a scale that the kernel makes.
-    """
-
-    x: torch.Tensor | None
-    target: torch.Tensor | None
-    copy: torch.Tensor | None
-    scale: torch.Tensor | None
-    made_scales: torch.Tensor | None
-    moved_by: str | None = None
-
-
 def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, dict[str, Any]]:
-    """The tokens of a block, and the kinds of rows; those that another kind moves come before it.
+    """The tokens of a block, and the kinds of rows.
 
     A program takes so many tokens that no row is idle, but not more tokens than there are. For example, 28 heads and 8
     rows a program give 2 tokens with 4 heads of each: a block then has 7 programs of one pass. The block has the tokens
     of the kind that takes the most.
     """
+    width, all_rows = 2 * tile_of.block_pairs(t, rotation, tile.pieces), tile_of.rows_of_token(t, rotation, tile.pieces)
     most = 1 if t.norm_across_heads or rotation.table_free else next_power_of_2(t.q.shape[1])
-    width = 2 * tile_of.block_pairs(t, rotation, tile.pieces)
-    sources = {
-        "V": _Source(t.v, t.v_cache, t.v_out, t.v_scale, t.v_scale_cache, "K" if t.shares_scale else None),
-        "NOPE": _Source(t.q_nope, t.q_nope_out, None, t.q_scale, t.q_scale_out, None if t.q_scale_out is None else "Q"),
-        "Q": _Source(t.q, t.q_out, None, t.q_scale, t.q_scale_out),
-        "K": _Source(t.k, t.k_cache, t.k_out, t.k_scale, t.k_scale_cache),
-    }
-    all_rows = tile_of.rows_of_token(t, rotation, tile.pieces)
     tokens = {name: min(most, tile.block_rows // gcd(tile.block_rows, rows)) for name, rows in all_rows.items()}
-    block_tokens, kinds = max(tokens.values()), dict[str, Any]()
-    for name, (x, target, copy, scale, made_scales, moved_by) in sources.items():
+    block_tokens = max(tokens.values())
+
+    def kind(name: str, x, target, copy, scale, made_scales, apart=None) -> Kind:
         head_blocks = triton.cdiv(all_rows[name], tile.block_rows // tokens[name])
-        apart = [kinds[other] for other, each in sources.items() if each.moved_by == name and each.x is not None]
-        makes_scales, turns = made_scales is not None or moved_by is not None, name in ("Q", "K")
-        most_passes = tile.passes * (1 if turns or makes_scales else tile.pieces)  # else each piece is a row
-        passes = 1 if apart else min(most_passes, next_power_of_2(max(1, head_blocks)))
         pieces = 1 if x is None else max(1, triton.cdiv(x.shape[3], width))
-        kinds[name] = Kind(
+        is_whole = made_scales is not None  # else each piece of a head that is only moved is a row
+        most_passes = tile.passes * (1 if is_whole or name in ("Q", "K") else tile.pieces)
+        passes = 1 if apart else min(most_passes, next_power_of_2(max(1, head_blocks)))
+        return Kind(
             HEADS=1 if x is None else max(1, x.shape[2]), DIM=0 if x is None else x.shape[3],
-            PARTS=1 if makes_scales else pieces, PIECES=pieces if makes_scales else 1,
+            PARTS=1 if is_whole else pieces, PIECES=pieces if is_whole else 1,
             PROGRAMS=block_tokens // tokens[name] * triton.cdiv(head_blocks, passes),
             TOKENS=tokens[name], PASSES=passes, CACHED=name in ("K", "V"), COPIED=copy is not None,
-            SCALES="row" if makes_scales else "none" if scale is None else "tensor" if scale.numel() == 1 else "head",
-            APART=apart[0] if apart else None,
-            CONVERSION="none" if target is None else conversion(target.dtype, target.device),
-            LARGEST=torch.finfo(target.dtype).max if makes_scales and target is not None else 0.0,
+            SCALES="row" if is_whole else "none" if scale is None else "tensor" if scale.numel() == 1 else "head",
+            APART=apart, CONVERSION="none" if target is None else conversion(target.dtype, target.device),
+            LARGEST=torch.finfo(target.dtype).max if is_whole and target is not None else 0.0,
             ALIGN=common_alignment([y for y in (x, target, copy) if y is not None]),
         )  # fmt: skip
-    return block_tokens, kinds
+
+    nope = kind("NOPE", t.q_nope, t.q_nope_out, None, t.q_scale, t.q_scale_out)
+    v = kind("V", t.v, t.v_cache, t.v_out, t.v_scale, t.k_scale_cache if t.shares_scale else t.v_scale_cache)
+    nope_apart = None if t.q_nope is None or t.q_scale_out is None else nope
+    q = kind("Q", t.q, t.q_out, None, t.q_scale, t.q_scale_out, nope_apart)
+    k = kind("K", t.k, t.k_cache, t.k_out, t.k_scale, t.k_scale_cache, v if t.shares_scale else None)
+    return block_tokens, {"Q": q, "K": k, "V": v, "NOPE": nope}
