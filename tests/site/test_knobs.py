@@ -22,7 +22,7 @@ from ropelab.bench.rows import are_copies
 from ropelab.bench.workloads import Workload
 from ropelab.layout.pairing import LAYOUTS, pairs, permutation
 from ropelab.reference import rotate
-from ropelab.study.documents.transformer_engine import dispatch, findings
+from ropelab.study.documents import transformer_engine
 from ropelab.study.knobs import data, modules, notebook
 from ropelab.study.knobs.page import html
 from ropelab.study.plots import drawing
@@ -206,7 +206,7 @@ def test_sequences_hold_all_tokens_and_blocks_are_counted(packing, shares, token
     assert blocks["linear"] == (tokens, 0)
     flash = [16 * math.ceil(length / 8) for length in lengths]  # 2 of 32 heads and 8 tokens in a block
     assert blocks["flash"] == (n * max(flash), n * max(flash) - sum(flash))
-    taken = {name: heuristic(n, rows, tokens) for name, heuristic in dispatch.HEURISTICS.items()}
+    taken = {name: heuristic(n, rows, tokens) for name, heuristic in transformer_engine.HEURISTICS.items()}
     assert found["conditions"] == taken
 
 
@@ -218,7 +218,7 @@ def test_estimates_are_those_of_the_fit_of_the_chapter(packing, monkeypatch):
     ]
     estimates = packing.evaluate("(all, data) => all.map((one) => estimate(one, data))", packings, packing.data)
     assert [one["old"] for one in estimates] == pytest.approx(fit.fitted_us.tolist(), rel=1e-9)
-    medians = fit.groupby("n_seqs")[findings.NEW].median()
+    medians = fit.groupby("n_seqs")[transformer_engine.NEW].median()
     for one, row in zip(estimates, fit.itertuples(), strict=True):
         assert one["linear"] == pytest.approx(medians[row.n_seqs])
         assert one["ropelab"] == pytest.approx(fit.ropelab.median())
@@ -226,7 +226,7 @@ def test_estimates_are_those_of_the_fit_of_the_chapter(packing, monkeypatch):
 
 
 def test_the_errors_of_the_estimates_are_those_beside_the_measured_times(packing, kernels):
-    times = findings.times(kernels)
+    times = transformer_engine.times(kernels)
     found = packing.compute()["errors"]
     assert {name: one["cells"] for name, one in found.items()} == {
         name: int(times[contender].notna().sum()) for contender, name in data.STRATEGIES.items()

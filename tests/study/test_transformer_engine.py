@@ -13,17 +13,7 @@ from ropelab.bench import records
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.transformer_engine import apply_rotary_pos_emb
 from ropelab.kernels import INTERPRETED
-from ropelab.study.documents.transformer_engine import (
-    contenders,
-    dispatch,
-    evidence,
-    findings,
-    grids,
-    layer,
-    measure,
-    packings,
-    studies,
-)
+from ropelab.study.documents import transformer_engine as te
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.sources import facts
 from ropelab.study.shown import Shown
@@ -33,7 +23,7 @@ from tests.study.conftest import slower
 from tests.study.sentences import states
 from tests.support import change
 
-OLD, NEW = grids.MODELS.names
+OLD, NEW = te.MODELS.names
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs a machine without a GPU: test_the_studies_run has it")
 
@@ -47,13 +37,13 @@ NOT_INSTALLED = "not run: transformer-engine-cu13 not installed"
 
 
 def kernels(dead_ns=DEAD_NS, search_us=SEARCH_US, summed=1.3, package=None):
-    """A record as measure.kernels() makes it, by a model of the costs: forward and backward.
+    """A record as te.kernels() makes it, by a model of the costs: forward and backward.
 
     The pull request's file was not compiled. TransformerEngine 2.20 is not installed, or takes ``package`` times as
     long as the faster grid.
     """
     rows = []
-    for case in measure.cases():
+    for case in te.kernel_cases():
         blocks = case.freqs_len * case.packing.n_seqs
         live = LIVE_US * case.tokens
         spent = {
@@ -61,13 +51,13 @@ def kernels(dead_ns=DEAD_NS, search_us=SEARCH_US, summed=1.3, package=None):
             NEW: live * (1 + search_us * 1000 * np.log2(case.packing.n_seqs)),
             "ropelab": 0.6 * live,
             "flash_attn": 0.6 * live + 2e-3 * 1.2 * max(0, case.packing.longest * case.packing.n_seqs - case.tokens),
-            measure.INTEROP: 0.7 * live,
-            **dict.fromkeys((*grids.CODE.names, *grids.PACKAGES.names), np.nan),
+            te.INTEROP: 0.7 * live,
+            **dict.fromkeys((*te.CODE.names, *te.PACKAGES.names), np.nan),
         }
         if package:
-            spent[grids.PACKAGES.new] = package * min(spent[OLD], spent[NEW])
+            spent[te.PACKAGES.new] = package * min(spent[OLD], spent[NEW])
         for step, name in itertools.product(case.steps, case.contenders):
-            us = spent[name] + (summed - 1) * live * (step == measure.SUMMED)
+            us = spent[name] + (summed - 1) * live * (step == te.SUMMED)
             rows.append(case.columns | {
                 "step": step, "contender": name, "status": NOT_INSTALLED if np.isnan(us) else "ok",
                 "median_us": us, "q20_us": us, "q80_us": us,
@@ -78,9 +68,9 @@ def kernels(dead_ns=DEAD_NS, search_us=SEARCH_US, summed=1.3, package=None):
 
 def layers(dead_ns=0.62, layer_ms=22.0, rope_ms=1.4):
     rows = []
-    for n, name in itertools.product(layer.N_SEQS, (OLD, NEW, "ropelab", layer.WITHOUT)):
+    for n, name in itertools.product(te.N_SEQS, (OLD, NEW, "ropelab", te.WITHOUT)):
         alone = {OLD: rope_ms + 4e-6 * dead_ns * 65536 * (n - 1), NEW: rope_ms, "ropelab": 0.7}.get(name, 0)
-        for what, ms in ((layer.LAYER, layer_ms + alone), (layer.ALONE, alone)):
+        for what, ms in ((te.LAYER, layer_ms + alone), (te.ALONE, alone)):
             if ms:
                 rows.append({
                     "what": what, "n_seqs": n, "longest": -(-65536 // n), "tokens": 65536, "freqs_len": 65536,
@@ -104,7 +94,7 @@ def of_pair(frame, pair):
     if "contender" not in frame:
         return frame
     frame = frame[~frame.contender.isin(pair.names)]
-    names = {OLD: pair.old, NEW: pair.new, measure.UNGUARDED: grids.CODE.new}
+    names = {OLD: pair.old, NEW: pair.new, te.UNGUARDED: te.CODE.new}
     return frame.assign(contender=frame.contender.replace(names))
 
 
@@ -125,26 +115,26 @@ def without(frame, *pairs):
 
 def alone(name, pair):
     """The record of the H200 without the rows of the other pairs."""
-    return without(recorded(name), *(other for other in grids.ALL if other != pair))
+    return without(recorded(name), *(other for other in te.PAIRS if other != pair))
 
 
 def test_the_dispatch_is_that_of_the_source():
     """The heuristics of data/sources.toml, at either side of their thresholds."""
-    for fact in map(evidence._dispatch, facts("dispatch", "transformer_engine")):
+    for fact in map(te._dispatch, facts("dispatch", "transformer_engine")):
         n, cp_size, tokens = max(2, fact["least_sequences"]), 2, 65536
         blocks = fact["blocks_per_token"] * (cp_size if fact["times_cp_size"] else 1) * tokens
         rows = blocks // n + fact["more_than"]
-        chosen = [dispatch.choose(n, rows - less, tokens, cp_size, version=fact["version"]) for less in (0, 1)]
+        chosen = [te.choose(n, rows - less, tokens, cp_size, version=fact["version"]) for less in (0, 1)]
         assert chosen == ["linear", "legacy"], fact
         if fact["least_sequences"] > 1:
-            assert dispatch.choose(n - 1, 9 * tokens, tokens, version=fact["version"]) == "legacy"
-        assert dispatch.VARIABLES[fact["version"]] == fact.get("variable")
+            assert te.choose(n - 1, 9 * tokens, tokens, version=fact["version"]) == "legacy"
+        assert te.VARIABLES[fact["version"]] == fact.get("variable")
 
 
 def test_the_published_ratios_follow_from_the_published_times():
-    for table in (evidence.published_a(), evidence.published_b()):
+    for table in (te.published_a(), te.published_b()):
         assert (table.speedup - table.stated_speedup).abs().max() < 0.003
-    ns = evidence.published_b().set_index("n_seqs").ns_per_dead_block
+    ns = te.published_b().set_index("n_seqs").ns_per_dead_block
     assert ns.loc[128:].between(0.64, 0.66).all() and np.isnan(ns[1])
 
 
@@ -153,20 +143,20 @@ def test_the_published_ratios_follow_from_the_published_times():
 
 def test_the_environment_variable(monkeypatch):
     for value, expected in (("0", ["legacy"] * 2), ("1", ["linear"] * 2), ("2", ["legacy", "linear"])):
-        monkeypatch.setenv(dispatch.OVERRIDE, value)
-        monkeypatch.setenv(dispatch.VARIABLES["renamed"], value)
+        monkeypatch.setenv(te.OVERRIDE, value)
+        monkeypatch.setenv(te.VARIABLES["renamed"], value)
         for version in ("first", "reviewed", "renamed"):
-            chosen = [dispatch.choose(n, 65536, 65536, version=version) for n in (2, 128)]
+            chosen = [te.choose(n, 65536, 65536, version=version) for n in (2, 128)]
             assert chosen == expected
-        assert [dispatch.choose(n, 65536, 65536, version="merged") for n in (2, 128)] == ["legacy", "linear"]
-    monkeypatch.setenv(dispatch.OVERRIDE, "1")
-    assert dispatch.choose(2, 65536, 0) == "legacy"
+        assert [te.choose(n, 65536, 65536, version="merged") for n in (2, 128)] == ["legacy", "linear"]
+    monkeypatch.setenv(te.OVERRIDE, "1")
+    assert te.choose(2, 65536, 0) == "legacy"
     with pytest.raises(ValueError, match="version: expected one of .*, got 'last'"):
-        dispatch.choose(1, 1, 1, version="last")
+        te.choose(1, 1, 1, version="last")
 
 
 @pytest.mark.parametrize("cp_size", [1, 2, 4])
-@pytest.mark.parametrize("make", [packings.remainder_last, packings.balanced, packings.with_empty])
+@pytest.mark.parametrize("make", [te.remainder_last, te.balanced, te.with_empty])
 def test_packings_can_be_sharded(make, cp_size):
     multiple = 2 * cp_size if cp_size > 1 else 1
     packing = make(7, 128, multiple)
@@ -178,21 +168,21 @@ def test_packings_can_be_sharded(make, cp_size):
 
 
 def test_packings_are_the_documents():
-    b, a = packings.remainder_last(2401), packings.balanced(2401)
+    b, a = te.remainder_last(2401), te.balanced(2401)
     assert (b.lengths[0], b.longest, b.tokens) == (26, 3136, 65536)
     assert (a.longest, min(a.lengths), a.tokens) == (28, 27, 65536)
-    assert packings.skewed(3, 100, 120).lengths == (100, 10, 10)
-    assert packings.with_empty(5, 9).lengths == (0, 5, 0, 4, 0)
+    assert te.skewed(3, 100, 120).lengths == (100, 10, 10)
+    assert te.with_empty(5, 9).lengths == (0, 5, 0, 4, 0)
 
 
 def test_cases_are_possible():
-    for tokens in (packings.TOKENS, 2048):
-        for case in measure.cases(tokens):
+    for tokens in (te.TOKENS, 2048):
+        for case in te.kernel_cases(tokens):
             assert case.packing.tokens == tokens and case.packing.longest <= case.freqs_len
             multiple = 2 * case.cp_size if case.cp_size > 1 else 1
             assert all(length % multiple == 0 for length in case.packing.lengths), case.description
-    rows = pd.DataFrame([case.columns for case in measure.cases()])
-    assert not rows.duplicated(findings.CELL).any()
+    rows = pd.DataFrame([case.columns for case in te.kernel_cases()])
+    assert not rows.duplicated(te.CELL).any()
 
 
 # ------------------------------------------------------------------------------------------------------- measurements
@@ -200,24 +190,22 @@ def test_cases_are_possible():
 
 @interpreted
 def test_a_wrong_rotation_is_not_timed(monkeypatch, called_once):
-    right = contenders.STRATEGIES[dispatch.LINEAR]
-    monkeypatch.setitem(
-        contenders.STRATEGIES, dispatch.LINEAR, lambda x, inverse, **options: right(x, inverse=False, **options)
-    )
-    case = measure.Case("table B", packings.remainder_last(2, 8), 8, contenders=(OLD, NEW))
-    frame = measure.measure_kernels([case], measure.Scale(8, 2, 16, rounds=1), "cpu", torch.float32)
+    right = te.strategies()[te.LINEAR]
+    monkeypatch.setitem(te.strategies(), te.LINEAR, lambda x, inverse, **options: right(x, inverse=False, **options))
+    case = te.Case("table B", te.remainder_last(2, 8), 8, contenders=(OLD, NEW))
+    frame = te.measure_kernels([case], te.Scale(8, 2, 16, rounds=1), "cpu", torch.float32)
     (row,) = frame[frame.contender == NEW].itertuples()
     assert row.status.startswith("wrong: ") and np.isnan(row.median_us) and row.same_bits is False
 
 
 @interpreted
 def test_every_rotation_makes_the_same_layer():
-    small = layer.Scale(tokens=8, hidden=32, heads=2, ffn=48)
+    small = te.LayerScale(tokens=8, hidden=32, heads=2, ffn=48)
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
-    weights = layer.Weights.drawn(small, draw)
+    weights = te.Weights.drawn(small, draw)
     x, gradient = draw(8, 32).requires_grad_(), draw(8, 32)
-    packing = packings.balanced(3, 8)
-    truth = measure.Truth(8, 16, "cpu")
+    packing = te.balanced(3, 8)
+    truth = te.Truth(8, 16, "cpu")
 
     def attend(q, k, v):  # of its own within each sequence, so that q and k matter
         return torch.cat([
@@ -226,8 +214,8 @@ def test_every_rotation_makes_the_same_layer():
         ])  # fmt: skip
 
     found = {
-        name: layer._layer_calls(weights, x, gradient, rotate, attend, small)[0]()
-        for name, rotate in layer.contenders(packing, truth, "cpu")[0].items()
+        name: te._layer_calls(weights, x, gradient, rotate, attend, small)[0]()
+        for name, rotate in te.pairs_of(packing, truth, "cpu")[0].items()
     }
     for name, gradients in found.items():
         for ours, theirs in zip(gradients, found["ropelab"], strict=True):
@@ -236,7 +224,7 @@ def test_every_rotation_makes_the_same_layer():
 
 @interpreted
 def test_the_grids_give_the_same_bits():
-    frame = measure.parity()
+    frame = te.parity()
     assert (frame.same_result & frame.same_gradient).all()
     assert frame[["worst", "worst_ropelab"]].max().max() <= 1
     assert {"float32", "float16"} == set(frame.dtype) and frame.cp_rank.max() > 0
@@ -253,7 +241,7 @@ def test_ropelab_has_the_bits_of_the_grids_where_nothing_is_rounded(cp_size, cp_
     So result and gradient must be the same bits in ropelab's own kernel and in both grids, and any other position has
     others.
     """
-    packing = packings.with_empty(5, 32, 2 * cp_size)
+    packing = te.with_empty(5, 32, 2 * cp_size)
     angles = 2.0**-17 * torch.arange(packing.longest, dtype=torch.float32, device=DEVICE)
     freqs = angles[:, None, None, None].expand(-1, 1, 1, 8).contiguous()
     assert freqs.cos().eq(1).all() and freqs.sin().equal(freqs)
@@ -264,11 +252,11 @@ def test_ropelab_has_the_bits_of_the_grids_where_nothing_is_rounded(cp_size, cp_
     where = {"cu_seqlens": packing.cu_seqlens(DEVICE), "cp_size": cp_size, "interleaved": layout == "interleaved"}
 
     def rotated(rotate, rank=cp_rank, table=freqs):
-        return measure._both(partial(rotate, cp_rank=rank, **where), x, gradient, table, slice(None))
+        return te._both(partial(rotate, cp_rank=rank, **where), x, gradient, table, slice(None))
 
     ours = rotated(partial(apply_rotary_pos_emb, tensor_format="thd"))
-    for strategy in contenders.STRATEGIES:
-        theirs = rotated(partial(contenders.rotate_thd, strategy=strategy))
+    for strategy in te.strategies():
+        theirs = rotated(partial(te.rotate_thd, strategy=strategy))
         assert all(map(torch.equal, ours, theirs)), strategy
     elsewhere = rotated(partial(apply_rotary_pos_emb, tensor_format="thd"), table=freqs + 2.0**-17)
     assert not any(map(torch.equal, ours, elsewhere))
@@ -277,13 +265,13 @@ def test_ropelab_has_the_bits_of_the_grids_where_nothing_is_rounded(cp_size, cp_
 @interpreted
 def test_rows_past_the_end():
     with any_address():  # the rows past the end lie in a larger tensor
-        outcome = measure.past_the_end().set_index("contender").outcome
+        outcome = te.past_the_end().set_index("contender").outcome
     assert outcome.to_dict() == past().set_index("contender").outcome.to_dict()
     assert not torch.are_deterministic_algorithms_enabled() or DEVICE == "cpu"
 
 
 def test_the_search_takes_the_steps_that_are_counted():
-    table = evidence.search().set_index("n_seqs")
+    table = te.search().set_index("n_seqs")
     assert (table.thread_reads == 256 * np.ceil(np.log2(table.index))).all()
 
 
@@ -291,15 +279,15 @@ def test_the_search_takes_the_steps_that_are_counted():
 @pytest.mark.parametrize("study", ["te_kernels", "te_layer"])
 def test_times_need_a_gpu(study):
     with pytest.raises(Unavailable, match="times are those of a GPU"):
-        studies.STUDIES[study](smoke=True)
+        te.STUDIES[study](smoke=True)
 
 
 @pytest.mark.process
 @pytest.mark.gpu
-@pytest.mark.parametrize("study", studies.STUDIES)
+@pytest.mark.parametrize("study", te.STUDIES)
 def test_the_studies_run(study):
     torch.use_deterministic_algorithms(False)  # which would fill fresh memory, in launches of its own
-    frame = studies.STUDIES[study](smoke=True)
+    frame = te.STUDIES[study](smoke=True)
     if "status" in frame:
         lost = frame[frame.status.str.startswith(("wrong", "failed"))]
         assert lost.empty, lost[["contender", "status"]].to_dict("records")
@@ -313,7 +301,7 @@ def test_the_attention_is_causal_within_each_sequence():
     q, k, v = (torch.randn(24, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     lengths = (5, 16, 3)
     cu = torch.tensor((0, *lengths), device="cuda").cumsum(0, dtype=torch.int32)
-    actual = layer.attention(q, k, v, cu_seqlens=cu, longest=16)
+    actual = te.attention(q, k, v, cu_seqlens=cu, longest=16)
     pieces = [
         torch.nn.functional.scaled_dot_product_attention(
             *(t.transpose(0, 1).float() for t in parts), is_causal=True
@@ -330,8 +318,8 @@ def test_the_attention_is_causal_within_each_sequence():
     "power, outcome", [(1, "holds"), (0, "does not hold"), (-1, "does not hold"), (0.4, "does not hold")]
 )
 def test_only_a_time_on_a_rising_line_scales_with_the_blocks(power, outcome):
-    frame = of_pair(kernels(), grids.CODE)
-    old = frame.contender == grids.CODE.old
+    frame = of_pair(kernels(), te.CODE)
+    old = frame.contender == te.CODE.old
     noise = np.random.default_rng(0).uniform(0.999, 1.001, old.sum())
     frame.loc[old, "median_us"] = 1e4 * (frame.freqs_len * frame.n_seqs / 65536)[old] ** power * noise
     (row,) = ledger({"te_kernels": frame}, document="transformer_engine", only=["TE-01"]).itertuples()
@@ -346,21 +334,21 @@ def told(monkeypatch, cell, frame):
 
 
 def test_a_layer_with_ropelab_beside_one_with_the_new_grid(monkeypatch):
-    frame = slower(layers(), f"contender == 'ropelab' and what == {layer.LAYER!r}", 1.1)
-    frame.loc[frame.contender == layer.WITHOUT, "q80_us"] *= 1.05
+    frame = slower(layers(), f"contender == 'ropelab' and what == {te.LAYER!r}", 1.1)
+    frame.loc[frame.contender == te.WITHOUT, "q80_us"] *= 1.05
     assert states(told(monkeypatch, "layer-figure", frame), 1.07, 5.0)
     assert not states(told(monkeypatch, "layer-figure", frame[frame.contender != "ropelab"]), 1.07)
 
 
 def test_whose_grids_a_record_has_is_said():
-    of = [findings.whose(of_pair(kernels(), pair)) for pair in (grids.CODE, grids.PACKAGES)]
-    assert len({*of, findings.whose(kernels())}) == 3
+    of = [te.whose(of_pair(kernels(), pair)) for pair in (te.CODE, te.PACKAGES)]
+    assert len({*of, te.whose(kernels())}) == 3
 
 
 def test_what_the_heuristics_miss():
     """The first keeps 63 sequences on the old grid; the merged one allows more empty blocks with more ranks."""
-    table = findings.choices(kernels())
-    first, merged = (findings.missed(table, name) for name in ("first", "merged"))
+    table = te.choices(kernels())
+    first, merged = (te.missed(table, name) for name in ("first", "merged"))
     assert (first.n_seqs < 64)[first.first_costs > 1.1].all() and (first.kind == "skewed").sum() > 5
     worst = merged.iloc[0]
     assert worst.cp_size == 8 and worst.kind == "skewed" and worst.merged == "legacy"

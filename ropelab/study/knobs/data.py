@@ -13,8 +13,8 @@ from ropelab.bench.model_shapes import MODELS as MODEL_HEADS
 from ropelab.bench.model_shapes import Model
 from ropelab.bench.rows import are_copies
 from ropelab.bench.workloads import Workload
-from ropelab.study.documents.transformer_engine import findings
-from ropelab.study.documents.transformer_engine.grids import NEW, OLD
+from ropelab.study.documents import transformer_engine
+from ropelab.study.documents.transformer_engine import NEW, OLD
 from ropelab.study.engine.record_links import table
 from ropelab.study.plots import drawing
 from ropelab.study.topics.precision.models import MODELS
@@ -57,7 +57,7 @@ def packing(where: records.Where = records.MEASUREMENTS) -> Data:
         - ``record``: the path of the record
     """
     record = records.load("te_kernels", where)
-    times = findings.times(record.frame).rename(columns=STRATEGIES | {"n_seqs": "n", "freqs_len": "rows"})
+    times = transformer_engine.times(record.frame).rename(columns=STRATEGIES | {"n_seqs": "n", "freqs_len": "rows"})
     times = times.reindex(columns=["n", "longest", "tokens", "rows", "cp_size", *STRATEGIES.values()])
     whole = times[times.cp_size == 1]
     most = int(whole.tokens.max())
@@ -69,7 +69,7 @@ def packing(where: records.Where = records.MEASUREMENTS) -> Data:
         "ropelab": _medians(times, "tokens", "ropelab"),
         "most": most,
         "programs": _programs(most) / most,
-        "about": f"{findings.whose(record.frame)}; {record.footer}",
+        "about": f"{transformer_engine.whose(record.frame)}; {record.footer}",
         "record": _path("te_kernels", where),
     }
 
