@@ -38,7 +38,8 @@ WORDS = {
     "cp_rank": "rank", "dead_blocks": "empty blocks", "ns_per_dead_block": "ns for each empty block",
     "old_ms": "old grid, ms", "new_ms": "new grid, ms", "speedup": "speed-up",
     "old_share_percent": "share, old grid, %", "new_share_percent": "share, new grid, %",
-    "alone_us": "q and k alone, µs", "layer_us": "layer, µs", "added": "added share",
+    "alone_us": "q and k alone, µs", "layer_us": "layer, µs", "added": "added share", "row": "stage",
+    "stated_change_percent": "stated change, %", "change_ms": "change, ms", "change_percent": "change, %",
 }  # fmt: skip
 """A column of a record or of evidence -> its words in a table."""
 

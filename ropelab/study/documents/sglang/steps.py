@@ -11,7 +11,6 @@ from ropelab.study.documents.sglang.names import (
     FLASH,
     FLASH_FULL,
     FLASH_PACKED,
-    PERSISTENT,
     VLLM,
 )
 
@@ -71,8 +70,6 @@ STEP_NAMES = {
     FLASH_FULL: {FAIR: "the same heads in one call", APART: "the same heads in two calls"},
 }
 """Peer -> the corrections of its last steps, in words."""
-NAMES = {VLLM: "vLLM", FLASH_FULL: "flash-attn"}
-"""The peers in words."""
 
 
 def ratios(protocols: pd.DataFrame, peer: str) -> pd.DataFrame:
@@ -118,13 +115,6 @@ def timed_alike(protocols: pd.DataFrame) -> pd.DataFrame:
 def without_models(frame: pd.DataFrame) -> pd.DataFrame:
     """The record without the models of published kernels, which records of November 2026 have beside the kernels."""
     return frame[~frame.contender.str.contains(r"^(?:first|second|third) version \(model\)|^vLLM \(model\)|^model, ")]
-
-
-def fastest_persistent(times: pd.DataFrame) -> pd.DataFrame:
-    """The times with one row for the persistent kernel in each cell: the fastest number of blocks, as `PERSISTENT`."""
-    ours = times.contender.str.startswith(PERSISTENT)
-    best = times[ours].sort_values("median_us").drop_duplicates(["cell", "layout"]).assign(contender=PERSISTENT)
-    return pd.concat([times[~ours], best])
 
 
 def _time(protocols: pd.DataFrame, timing: Timing) -> pd.Series:
