@@ -472,7 +472,7 @@ def test_every_quotation_is_one_of_the_page(document):
     """The quotations were found in the pages, and another word in a quotation was not."""
     table = pd.read_csv(quotations.QUOTATIONS)
     assert quotations.missing(document, table) == []
-    assert document.key in quotations.pages()
+    assert document.page.keys() == {"name", "sha256"}
     assert all(quotations.passages(claim.quote) for claim in document.claims)
     entry = dict(document.entries[0])
     entry["quote"] = entry["quote"][:-1] + 'x"'

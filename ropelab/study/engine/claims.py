@@ -98,6 +98,7 @@ class Document:
         name: its own name.
         package: the module, or the package, that holds its code.
         url: its page; "" where the file names none.
+        page: the name and the SHA-256 of the text of its page, as it was read.
         entries: the claims as the file states them.
         defaults: the keys of every test of the document that a test does not state.
         built: the contenders that this project compiled, as the file states them.
@@ -117,6 +118,7 @@ class Document:
     tables: tuple[Mapping[str, Any], ...] = ()
     paragraphs: Mapping[str, list[str] | str] = field(default_factory=dict)
     url: str = ""
+    page: Mapping[str, str] = field(default_factory=dict)
     verdict: str = ""
 
     def modules(self, *names: str) -> list[ModuleType]:
@@ -184,7 +186,7 @@ def documents(folder: Path | None = None) -> list[Document]:
                 path.stem, content["document"], content["package"], tuple(content["claim"]),
                 content.get("defaults", {}), content.get("built", {}), unclaimed, tuple(content.get("table", ())),
                 content.get("paragraphs", {}), content.get("url", ""),
-                content.get("verdict", ""),
+                content.get("page", {}), content.get("verdict", ""),
             )
         )  # fmt: skip
     return found

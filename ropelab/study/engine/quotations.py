@@ -1,7 +1,7 @@
 """Check that the quotations of the claims stand in the documents.
 
-The documents are public pages and no part of this repository. ``data/documents/texts.toml`` has the SHA-256 of each
-page as it was read, and ``data/documents/quotations.csv`` that of each quotation that was found in it. So a changed
+The documents are public pages and no part of this repository. The file of a document has the SHA-256 of its page as it
+was read (``page``), and ``data/documents/quotations.csv`` that of each quotation that was found in it. So a changed
 quotation is found without the pages.
 
     python -m ropelab.study.engine.quotations FOLDER
@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from ropelab.bench import whole_file
 from ropelab.bench.records import ROOT
 from ropelab.study.engine.claims import Document, documents
 
-TEXTS = ROOT / "data" / "documents" / "texts.toml"
 QUOTATIONS = ROOT / "data" / "documents" / "quotations.csv"
 
 
@@ -60,19 +58,13 @@ def found(document: Document, text: str) -> tuple[list[dict], list[str]]:
     return rows, lines
 
 
-def pages() -> dict[str, dict[str, str]]:
-    """The key of a document -> the name and the SHA-256 of its page."""
-    return tomllib.loads(TEXTS.read_text(encoding="utf-8"))
-
-
 def check(folder: Path) -> tuple[pd.DataFrame, list[str]]:
     """All quotations that are in the pages of a folder, and a line for each page or quotation that is wrong."""
     rows, lines = [], []
     for document in documents():
-        page = pages()[document.key]
-        content = (folder / page["name"]).read_bytes()
-        if hashlib.sha256(content).hexdigest() != page["sha256"]:
-            lines.append(f"{page['name']}: another page than that of {TEXTS.name}")
+        content = (folder / document.page["name"]).read_bytes()
+        if hashlib.sha256(content).hexdigest() != document.page["sha256"]:
+            lines.append(f"{document.page['name']}: another page than that of {document.key}.toml")
         there, wrong = found(document, content.decode())
         rows, lines = rows + there, lines + wrong
     return pd.DataFrame(rows), lines
