@@ -422,6 +422,8 @@ def test_the_record_of_a_gpu_names_what_failed_and_what_is_beyond_its_bound(monk
     told = [said(x)[1] for x in (gpu_frame, beyond, other, gpu_frame.assign(status="failed: no GPU"))]
     assert len(set(told)) == 4 and "fast-math sincos" in told[1].rpartition(":")[2] and "TF32 matmul" in told[2]
     assert not told[3]
+    for name in gpu_frame.method.unique():  # a record lacks a method: a gap, or a note
+        assert "nan" not in said(gpu_frame[gpu_frame.method != name])[1]
 
 
 def test_another_method_is_held_to_what_it_promises():

@@ -1,11 +1,13 @@
 """The notebooks are sources: no outputs, thin, parameterized in one annotated cell."""
 
 import ast
+import importlib
 import re
 import symtable
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -206,6 +208,26 @@ def test_links_to_chapters_lead_to_notebooks():
 def test_every_citation_has_its_entry_and_every_entry_is_cited():
     cited = {key for path in NOTEBOOKS for key in re.findall(r"9_references\.md#([\w-]+)", path.read_text())}
     assert cited - {"code"} == set(bibliography.papers())  # a section of the page lists code
+
+
+def test_what_a_notebook_takes_from_the_repository_is_there(notebook):
+    """Names that it imports, and those that it reads from a module."""
+    for cell in code_cells(notebook):
+        for node in ast.walk(ast.parse(cell.source)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ropelab"):
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    if not hasattr(module, alias.name):
+                        importlib.import_module(f"{node.module}.{alias.name}")
+    modules = {}
+    first = next(cell for cell in code_cells(notebook) if "begin()" in cell.source)
+    exec(compile(first.source.partition("begin()\n")[0], first.id, "exec"), modules)
+    for cell in code_cells(notebook):
+        for node in ast.walk(ast.parse(cell.source)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                owner = modules.get(node.value.id)
+                if isinstance(owner, ModuleType) and owner.__name__.startswith("ropelab"):
+                    assert hasattr(owner, node.attr), f"{cell.id}: {owner.__name__} has no {node.attr}"
 
 
 def test_the_library_does_the_work(notebook):

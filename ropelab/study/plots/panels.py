@@ -1,16 +1,13 @@
 """Lay a figure out: a title over a grid of panels, labels at its edges, a legend and remarks at its foot."""
 
-import platform
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import seaborn as sns
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -146,12 +143,6 @@ def facet(
         ax.set_title(", ".join(str(words.get(value, value)) for _, value in named))
         parts.append((ax, part, key if row else key[0]))
     return Panels(found.figure, found.axes, found.height, tuple(parts))
-
-
-def computed_here(by: str) -> str:
-    """The footer of a figure that this run computed, as by ``"the CPU"``: with torch, the machine and the day."""
-    facts = by, f"torch {torch.__version__}", platform.machine(), str(datetime.now(UTC).date())
-    return "computed in this run by " + " · ".join(facts)
 
 
 def said(fig: Figure) -> str:
