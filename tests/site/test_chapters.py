@@ -98,6 +98,11 @@ def test_the_law_of_the_empty_blocks_holds_in_every_packing(monkeypatch):
     assert (predicted / names.skewed.ratio).between(0.7, 1.3).all() and names.agree > 0.9 * len(names.skewed)
 
 
+def test_a_kernel_of_small_blocks_takes_the_price_of_empty_blocks(monkeypatch):
+    price = run(monkeypatch, "11", "blocks-figure").price
+    assert run(monkeypatch, "14", "starts-figure").ns.tolist() == pytest.approx([price] * 2, rel=0.1)
+
+
 def test_other_ranks_get_the_same_bits(monkeypatch):
     assert run(monkeypatch, "11", "bits-live", live_shards=[[2, 0], [4, 3]]).equal_bits.all()
 
