@@ -7,9 +7,8 @@ protocol nobody has run has tests beyond the document alone. The module holds wh
 - a rule for every other claim, and remarks (`ropelab.study.engine.ledger`); a document may have none
 - the evidence that a CPU can compute (`ropelab.study.engine.computed`), if there is any
 - the measurements of its records, ``STUDIES``
-- drawings of its records beside those of its chapter, ``FIGURES``, if there are any
 
-In a package these stand in the modules ``rules``, ``evidence``, ``studies`` and ``figures``.
+In a package these stand in the modules ``rules``, ``evidence`` and ``studies``.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class Document:
     verdict: str = ""
 
     def modules(self, *names: str) -> list[ModuleType]:
-        """The document's module, or those of its package that have these names: ``rules``, ``studies``, ``figures``."""
+        """The document's module, or those of these names in its package: ``evidence``, ``rules`` or ``studies``."""
         whole = importlib.import_module(self.package)
         if not hasattr(whole, "__path__"):
             return [whole]
