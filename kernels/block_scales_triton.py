@@ -30,6 +30,7 @@ from ropelab.kernels.place_triton import (
     blocks_of_program,
     cached_at,
     heads_at,
+    heads_of_block,
     slots_of,
     table_rows_of,
 )
@@ -213,8 +214,7 @@ def _quantize_kernel(ptr, first_position, table_rows, seq_len, strides, C: tl.co
     """Rotate a block of heads, and write them as 8-bit floats with their scales."""
     head_block, token_block, batch = blocks_of_program(C.HEAD_BLOCKS, C.INNERMOST)
     tokens = block_of_tokens(batch, token_block, seq_len, C.BLOCK_TOKENS)
-    head = head_block * C.BLOCK_HEADS + tl.arange(0, C.BLOCK_HEADS)
-    exists = tokens.exists[:, None, None] & (head < C.HEADS)[None, :, None]
+    head, exists = heads_of_block(tokens, head_block, C.HEADS, C.BLOCK_HEADS)
     positions = ptr.positions, strides.positions
     angles = Angles((ptr.cos, strides.cos), (ptr.sin, strides.sin), positions, first_position, table_rows)
     x0, x1 = read_heads(heads_at((ptr.x, strides.x), tokens, head, C), exists, "", C)
@@ -242,8 +242,7 @@ def _quantize_kernel(ptr, first_position, table_rows, seq_len, strides, C: tl.co
 def _write_q(ptr, strides, angles, part, seq_len, C: tl.constexpr):
     """Normalize, rotate and write a block of heads of q."""
     tokens = block_of_tokens(tl.program_id(1), part // C.HEAD_BLOCKS, seq_len, C.BLOCK_TOKENS)
-    head = part % C.HEAD_BLOCKS * C.BLOCK_HEADS + tl.arange(0, C.BLOCK_HEADS)
-    exists = tokens.exists[:, None, None] & (head < C.HEADS)[None, :, None]
+    head, exists = heads_of_block(tokens, part % C.HEAD_BLOCKS, C.HEADS, C.BLOCK_HEADS)
     x0, x1 = read_heads(heads_at((ptr.q, strides.q), tokens, head, C), exists, "", C)
     tl.debug_barrier()
     x0, x1 = normalize(x0, x1, 1.0, 1.0, C.LANE_DIM, C.NORM_EPS, False, True)

@@ -30,7 +30,14 @@ from ropelab.kernels.angles_triton import read_angles
 from ropelab.kernels.choices import Turning
 from ropelab.kernels.latent_torch import LANES
 from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
-from ropelab.kernels.place_triton import Angles, block_of_tokens, blocks_of_program, heads_at, table_rows_of
+from ropelab.kernels.place_triton import (
+    Angles,
+    block_of_tokens,
+    blocks_of_program,
+    heads_at,
+    heads_of_block,
+    table_rows_of,
+)
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import Rotation
 from ropelab.kernels.stages_triton import read_features, read_heads, turn, write_features, write_heads
@@ -64,13 +71,6 @@ class LatentChoices(Turning):
     BLOCK_VALUE: int
 
 
-@triton.jit
-def _heads_of_block(tokens, head_block, C: tl.constexpr):
-    """The heads of a block, and whether they exist, ``[tokens, heads, 1]``."""
-    head = head_block * C.BLOCK_HEADS + tl.arange(0, C.BLOCK_HEADS)
-    return head, tokens.exists[:, None, None] & (head < C.HEADS)[None, :, None]
-
-
 @triton.jit(do_not_specialize=["first_position", "table_rows", "seq_len"])
 def _assemble_kernel(ptr, first_position, table_rows, seq_len, strides, C: tl.constexpr):
     """Write key = [kv[:N], R k_pe] and value = kv[N:] for a block of tokens and heads; the grid is as in
@@ -81,7 +81,7 @@ def _assemble_kernel(ptr, first_position, table_rows, seq_len, strides, C: tl.co
     SIGNED: tl.constexpr = C.POSITIONS != "none"
     head_block, token_block, batch = blocks_of_program(C.HEAD_BLOCKS, C.INNERMOST)
     tokens = block_of_tokens(batch, token_block, seq_len, C.BLOCK_TOKENS)
-    head, exists = _heads_of_block(tokens, head_block, C)
+    head, exists = heads_of_block(tokens, head_block, C.HEADS, C.BLOCK_HEADS)
     positions = ptr.positions, strides.positions
     angles = Angles((ptr.cos, strides.cos), (ptr.sin, strides.sin), positions, first_position, table_rows)
     kv = heads_at((ptr.kv, strides.kv), tokens, head, C)
@@ -126,7 +126,7 @@ def _sum_of_lanes(x):
 @triton.jit
 def _move_gradients(ptr, strides, angles, tokens, head_block, C: tl.constexpr):
     """Write dkv = [gk[:N], gv] for a block of heads; gk[:N] counts as zero for tokens without a position."""
-    head, exists = _heads_of_block(tokens, head_block, C)
+    head, exists = heads_of_block(tokens, head_block, C.HEADS, C.BLOCK_HEADS)
     key_grad = heads_at((ptr.key_grad, strides.key_grad), tokens, head, C)
     value_grad = heads_at((ptr.value_grad, strides.value_grad), tokens, head, C)
     kv_grad = heads_at((ptr.kv_grad, strides.kv_grad), tokens, head, C)

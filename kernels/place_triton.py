@@ -109,6 +109,13 @@ def block_of_tokens(batch, token_block, seq_len, BLOCK_TOKENS: tl.constexpr):
 
 
 @triton.jit
+def heads_of_block(tokens, head_block, HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr):
+    """The heads of a block, and whether they exist, ``[tokens, heads, 1]``."""
+    head = head_block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    return head, tokens.exists[:, None, None] & (head < HEADS)[None, :, None]
+
+
+@triton.jit
 def heads_at(x, tokens, head, C: tl.constexpr):
     """The addresses at which heads begin, ``[tokens, heads, 1]``."""
     address, first, of_token, of_head = _terms(x, tokens, head, C.ALIGN, C.OFFSETS_64)
