@@ -132,13 +132,10 @@ class RotaryEmbedding(torch.nn.Module):
         check_heads("q", tensor("q", q), self.seq_format)
         if (end := self.rope.rotary_slice[1]) > q.shape[-1]:
             raise ValueError(f"q: expected heads of at least the {end} features of this module, got {q.shape[-1]}")
-        if k is not None:
-            tensor("k", k)
         if positions is not None:
-            shapes = "[S], [B, S] or [axes, B, S]"
-            check_tensor("positions", tensor("positions", positions), (1, 2, 3), shapes, POSITION_DTYPES)
+            check_tensor("positions", positions, (1, 2, 3), "[S], [B, S] or [axes, B, S]", POSITION_DTYPES)
         if isinstance(offsets, torch.Tensor):
-            check_tensor("offsets", tensor("offsets", offsets), (1,), "[B]", POSITION_DTYPES)
+            check_tensor("offsets", offsets, (1,), "[B]", POSITION_DTYPES)
         else:
             offsets = integer("offsets", offsets, at_least=-MOST_ROWS, below=MOST_ROWS)
         if seq_len is None:

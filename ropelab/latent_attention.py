@@ -226,6 +226,6 @@ def _where(
 ) -> Where:
     """The angles of the tokens of a call whose last features rotate."""
     tables = given_tables(cos, sin)
-    check_fixed_tables(tables.cos, tables.sin)
+    check_fixed_tables(*tables)
     slice_ = nope_dim, nope_dim + rotary_dim
     return located(x, tables, positions, offsets, layout, out_layout, seq_format, slice_, flag("inverse", inverse))

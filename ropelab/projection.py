@@ -8,7 +8,7 @@ from torch.fx import Proxy
 
 from ropelab.arguments import check_tensor, choice, integer, sequence, single, tensor
 from ropelab.autograd.projection import differentiated, project_again
-from ropelab.call.angles import Tables, given_angles
+from ropelab.call.angles import given_angles
 from ropelab.call.checks import check_fixed_tables, check_no_grad
 from ropelab.call.dispatcher import check_untransformed, must_dispatch
 from ropelab.call.memory import check_apart
@@ -114,8 +114,7 @@ def qkv_rope(
     norm, path = Norm(single("eps", eps, at_least=0)), choice("path", path, PATHS)
     call = Call(q_heads, k_heads, None if q_weight is None and k_weight is None else norm, path)
     angles = given_angles(cos, sin, frequencies)
-    if isinstance(angles, Tables):
-        check_fixed_tables(angles.cos, angles.sin)
+    check_fixed_tables(*angles)
     tokens = _tokens(offsets, given, call, seq_format)
     where = located(tokens, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
     made = differentiated(given, where, call)

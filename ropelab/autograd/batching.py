@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ropelab.call.angles import Frequencies, Tables
+from ropelab.call.angles import Angles
 from ropelab.call.checks import checked_axes
 from ropelab.call.where import Where
 from ropelab.layout.seq_format import from_bshd, to_bshd
@@ -27,15 +27,15 @@ def rotate_batched(rotate: Callable, size: int, in_dims: tuple, q, k, where: Whe
     q_dim, k_dim, cos_dim, sin_dim, positions_dim = in_dims
     xs = [to_bshd(_examples(x, dim, size), options.seq_format) for x, dim in ((q, q_dim), (k, k_dim)) if x is not None]
     batch = xs[0].shape[1]
-    if isinstance(angles, Frequencies):
+    if angles.table_free:
         if cos_dim is not None:
             raise NotImplementedError(
                 "frequencies: expected the same frequencies for all examples of vmap, "
                 "got frequencies with an axis of vmap"
             )
     elif cos_dim is not None or sin_dim is not None or angles.cos.ndim == 3:
-        tables = (angles.cos, cos_dim), (angles.sin, sin_dim)
-        angles = Tables(*(_fold(_examples(t, dim, size), 4, batch) for t, dim in tables))
+        tables = zip(angles.for_kernels, (cos_dim, sin_dim), strict=True)
+        angles = Angles(*(_fold(_examples(t, dim, size), 4, batch) for t, dim in tables))
     if positions is not None and options.axes is not None:
         along = _examples(positions, positions_dim, size)[:, : max(checked_axes(options)) + 1]
         positions = _fold(along.movedim(1, -1), 4, batch).movedim(-1, 0)

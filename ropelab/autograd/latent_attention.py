@@ -121,6 +121,5 @@ class _OverwrittenTail(torch.autograd.Function):
 
 def _may_be_overwritten(grad: torch.Tensor) -> bool:
     """Whether a kernel can write to a gradient, and nobody differentiates the gradient."""
-    if transformed() or is_batched_gradient(grad) or needs_autograd(grad) or must_dispatch(grad, None):
-        return False
-    return not overlaps_itself(grad) and not grad.is_inference()
+    known = not (transformed() or is_batched_gradient(grad) or needs_autograd(grad) or must_dispatch(grad, None))
+    return known and not overlaps_itself(grad) and not grad.is_inference()

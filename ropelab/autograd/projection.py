@@ -28,7 +28,6 @@ from ropelab.call.projection import (
     check_call,
     check_served,
     factors,
-    heads_of,
     product,
     run_gradient,
     run_projection,
@@ -50,8 +49,7 @@ def project_again(prepared: Prepared, given: Tensors, cos, sin, positions, offse
     """`differentiated`, as `Operation.look_up` found it, where autograd records."""
     if type(offsets) is not int:
         positions, offsets = offsets, 0
-    if sin is not None:
-        check_fixed_tables(cos, sin)
+    check_fixed_tables(cos, sin)
     return _record(*given, cos, sin, positions, offsets, prepared.options, *prepared.numbers, prepared)
 
 
@@ -68,9 +66,8 @@ def _record(*arguments):
 
 def _composed(given: Tensors, where: Where, call: Call):
     """Project in torch operations, and rotate, for torch.func and forward mode."""
-    check_call(given, where, call)
+    heads = check_call(given, where, call)
     check_served(call.path)
-    heads = heads_of(given, call, where.options.seq_format)
     q, k, v = heads.split(product(*factors(given), plain=False))
     if call.norm is None:
         return *rotation.differentiated(q, k, where, False), v

@@ -35,7 +35,7 @@ def composed(q, k, q_weight, k_weight, where: Where, eps: float):
 
     The arithmetic has the dtype that the kernel uses, and only the result is rounded to the dtype of q.
     """
-    wide = torch.promote_types(rotate_torch.compute_dtype(q, where.angles.tensors[0]), q_weight.dtype)
+    wide = torch.promote_types(rotate_torch.compute_dtype(q, where.angles.cos), q_weight.dtype)
     normed, nowhere, (_, positions, _, options) = [], None, where
     if positions is not None:
         nowhere = positions == NO_POSITION

@@ -8,7 +8,7 @@ import torch
 
 from ropelab.autograd.batching import is_batched_gradient, rotate_batched, rotate_batched_gradients
 from ropelab.autograd.table_gradients import table_gradients
-from ropelab.call.angles import Tables, angles_of
+from ropelab.call.angles import Angles
 from ropelab.call.checks import (
     check_inplace_autograd,
     check_layouts_alike,
@@ -25,7 +25,7 @@ from ropelab.call.where import Options, Where
 
 def differentiated(q, k, where: Where, inplace: bool):
     """Rotate q, or q and k, and let autograd record the rotation where a caller differentiates it."""
-    if not needs_autograd(q, k, *where.angles.tensors):
+    if not needs_autograd(q, k, *where.angles):
         return rotate_or_dispatch(q, k, where, inplace)
     return _overwrite(q, k, where) if inplace else rotate_recorded(q, k, where)
 
@@ -71,7 +71,7 @@ def _record(tensors, first_position: int, options: Options, inplace: bool, prepa
         q, k, cos, sin, positions = tensors
         trained_tables = any(getattr(x, "requires_grad", False) for x in (cos, sin))
         saved = {"q": q, "k": k} if trained_tables else {}
-        check_recordable(positions=positions, **angles_of(cos, sin).named, **saved)
+        check_recordable(positions=positions, **Angles(cos, sin).named, **saved)
         raise
 
 
@@ -109,7 +109,7 @@ def _overwrite_by_copy(q, k, where: Where):
 
 
 class _Rotation(torch.autograd.Function):
-    """``y = R x``, and its vector-Jacobian product ``dx = R^T dy``. ``cos`` and ``sin`` are `Tables.tensors`."""
+    """``y = R x``, and its vector-Jacobian product ``dx = R^T dy``. ``cos`` and ``sin`` are `Angles`."""
 
     # q comes first: autograd takes the first input of an in-place function to be the view whose history it rewrites.
     @staticmethod
@@ -184,7 +184,7 @@ class _TransformedRotation(torch.autograd.Function):
             if x_tangent is not None:
                 tangent = rotate_recorded(x_tangent, None, where)
             if cos_tangent is not None or sin_tangent is not None:
-                turn = Tables(*(torch.zeros_like(cos) if t is None else t for t in (cos_tangent, sin_tangent)))
+                turn = Angles(*(torch.zeros_like(cos) if t is None else t for t in (cos_tangent, sin_tangent)))
                 first, end = ctx.options.slice(where.angles.columns)
                 turned = rotate_recorded(x, None, where._replace(angles=turn))[..., first:end]
                 tangent = tangent + torch.nn.functional.pad(turned, (first, x.shape[-1] - end))
@@ -215,7 +215,7 @@ def _backward(ctx, y_grads, rotate) -> tuple[torch.Tensor | None, ...]:
 
 def _rotate_gradients(q, k, where: Where):
     """Rotate gradients, and record the rotation where a caller differentiates the gradient again."""
-    rotate = rotate_recorded if needs_autograd(q, k, *where.angles.tensors) else _rotate_batches
+    rotate = rotate_recorded if needs_autograd(q, k, *where.angles) else _rotate_batches
     return rotate(q, k, where)
 
 

@@ -26,7 +26,7 @@ def table_gradients(xs, y_grads, where: Where):
     Args:
         xs, y_grads: q and k, and the gradients of their rotations; None where q or k has no gradient or is missing.
     """
-    cos, (_, positions, first_position, options) = where.angles.tensors[0], where
+    cos, (_, positions, first_position, options) = where.angles.cos, where
     wide = compute_dtype(xs[0], cos)
     first, end = options.slice(cos.shape[-1])
     if all(g is None for g in y_grads):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ropelab.arguments import POSITION_DTYPES, check_device, check_dtype, check_like, check_tensor, integers, warn
-from ropelab.call.angles import Angles, Frequencies, Tables
+from ropelab.call.angles import Angles
 from ropelab.call.memory import Named, check_disjoint
 from ropelab.call.where import Options, Where
 from ropelab.foreign import ARGUMENTS
@@ -37,16 +37,16 @@ def check_rope_arguments(q: torch.Tensor, k: torch.Tensor | None, where: Where) 
     check_layout(options.out_layout, "out_layout")
     check_seq_format(options.seq_format)
     check_heads("q", q, options.seq_format)
-    if not isinstance(angles, Frequencies):
+    if not angles.table_free:
         _check_ranks(angles, options)
     shape = to_bshd(q, options.seq_format).shape
     if k is not None:
         check_heads("k", k, options.seq_format)
         _check_key(q, k, shape, to_bshd(k, options.seq_format).shape, options.seq_format)
-    if isinstance(angles, Frequencies):
-        _check_frequencies(q, shape, angles.numbers, options)
+    if angles.table_free:
+        _check_frequencies(q, shape, angles.cos, options)
     else:
-        _check_tables(q, shape, angles.cos, angles.sin, options)
+        _check_tables(q, shape, *angles.for_kernels, options)
     if options.axes is not None:
         _check_axes(angles, options)
     if positions is not None:
@@ -173,11 +173,11 @@ def check_writable(names: Sequence[str], tensors: Sequence[torch.Tensor | None],
             )
 
 
-def check_fixed_tables(cos: torch.Tensor, sin: torch.Tensor) -> None:
+def check_fixed_tables(cos: torch.Tensor, sin: torch.Tensor | None) -> None:
     """Raise ValueError for a table that requires grad while autograd records, in an operation without its gradient."""
     if torch.is_grad_enabled():
         for name, table in (("cos", cos), ("sin", sin)):
-            if table.requires_grad:
+            if table is not None and table.requires_grad:
                 raise ValueError(f"{name}: expected a table without grad (unlike apply_rope), got requires_grad=True")
 
 
@@ -220,7 +220,7 @@ def check_inplace_autograd(q: torch.Tensor, k: torch.Tensor | None, angles: Angl
             raise ValueError(
                 f"{name}: expected a tensor that autograd may overwrite for inplace=True, got a view {made}"
             )
-    for name, table in zip(("cos", "sin"), angles.tensors, strict=True):
+    for name, table in zip(("cos", "sin"), angles, strict=True):
         if table is not None and table.requires_grad:
             raise ValueError(
                 f"{name}: expected a table without grad for inplace=True (the gradient of a table needs "
@@ -238,9 +238,9 @@ _NO_OVERWRITING = {
 _creation = torch._C._autograd._get_creation_meta
 
 
-def _check_ranks(tables: Tables, options: Options) -> None:
+def _check_ranks(tables: Angles, options: Options) -> None:
     batch = "1" if options.seq_format == "thd" else "1 or batch"
-    for name, table in (("cos", tables.cos), ("sin", tables.sin)):
+    for name, table in zip(("cos", "sin"), tables.for_kernels, strict=True):
         hint = f" (for freqs_cis pass {ARGUMENTS['freqs_cis'][0]})" if table.is_complex() else ""
         check_tensor(name, table, (2, 3), f"[positions, columns] or [{batch}, positions, columns]", hint=hint)
 

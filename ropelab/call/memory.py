@@ -164,11 +164,6 @@ def addresses_between(x: torch.Tensor, y: torch.Tensor) -> int | None:
         if not torch._C._is_alias_of(x, y):  # type: ignore[attr-defined]  # torch's stubs lack it
             return None
         return _known(y.storage_offset()) * y.itemsize - _known(x.storage_offset()) * x.itemsize
-    return bytes_between(x, y)
-
-
-def bytes_between(x: torch.Tensor, y: torch.Tensor) -> int | None:
-    """`addresses_between` for tensors that have addresses."""
     if x.layout is not torch.strided or y.layout is not torch.strided:
         return None
     (x_start, x_end), (y_start, y_end) = _bytes(x), _bytes(y)

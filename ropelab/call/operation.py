@@ -67,7 +67,7 @@ class Prepared:
         """Make a call, and return what it makes.
 
         Args:
-            cos, sin: `Tables.tensors`.
+            cos, sin: `Angles`.
             positions, offsets: as for `apply_rope`; an int is at least 0.
         """
         operation, options = self.operation, self.options
@@ -135,7 +135,7 @@ class Operation:
     step: str
     tensors: Any
     names: tuple[str, ...]
-    check: Callable[..., None]
+    check: Callable[..., Any]
     make: Callable[..., Sequence[Any]] = lambda given, options, *numbers: ()
     numbers: Callable[..., tuple] = lambda *numbers: numbers
     check_contents: Callable[..., None] | None = None
@@ -210,9 +210,9 @@ class Operation:
         angles, positions, _, options = where
         try:
             rows = angles.position_count if self.writes else 0
-            return (
-                self, options, numbers, backends.forced, rows, angles.key(), *self._properties((*given, positions))
-            )  # fmt: skip
+            key = self, options, numbers, backends.forced, rows, angles.key(), *self._properties((*given, positions))
+            hash(key)  # a layout that is a list has none
+            return key
         except _WITHOUT_KEY:
             return None
 
@@ -229,16 +229,13 @@ class Operation:
     def __call__(self, given: Tensors, where: Where, *numbers: Hashable) -> Any:
         """Execute the operation on plain tensors, and return what it makes."""
         angles, positions, first_position, _ = where
-        key, prepared = self._key(given, where, numbers), None
+        key = self._key(given, where, numbers)
         try:
-            try:
-                prepared = prepared_calls.get(key)
-            except TypeError:  # an axis that is a list has no hash
-                key = None
+            prepared = prepared_calls.get(key)
             if prepared is None:
                 prepared = self._prepared(given, where, numbers)
                 prepared_calls.keep(key, prepared)
-            return prepared(given, *angles.tensors, positions, first_position)
+            return prepared(given, *angles, positions, first_position)
         except RuntimeError:  # a tensor without memory, where others had prepared the call
             self.check_plain(given, where)
             raise

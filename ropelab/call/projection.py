@@ -100,7 +100,7 @@ def heads_of(given: Tensors, call: Call, seq_format: str) -> Heads:
     counts = (q_heads, k_heads, k_heads) if len(weights) == 3 else (q_heads + 2 * k_heads,)
     dim = 0
     for i, (weight, count) in enumerate(zip(weights, counts, strict=True)):
-        name = _name("weight", i, weights)
+        name = "weight" if len(weights) == 1 else f"weight[{i}]"
         check_tensor(name, weight, (2,), "[heads * D, K]")
         dim = dim or weight.shape[0] // count
         if weight.shape != (count * dim, x.shape[-1]) or not dim:
@@ -108,22 +108,23 @@ def heads_of(given: Tensors, call: Call, seq_format: str) -> Heads:
             raise ValueError(f"{name}: expected [{rows}, {x.shape[-1]}] for {count} heads, got {tuple(weight.shape)}")
         check_like(name, weight, x, "x")
     for i, (bias, weight) in enumerate(zip(biases, weights, strict=False)):
-        name = _name("bias", i, weights)
+        name = "bias" if len(weights) == 1 else f"bias[{i}]"
         check_shape(name, bias, weight.shape[:1], x, "x")
         check_dtype(name, bias, x, "x")
     return Heads(q_heads, k_heads, dim)
 
 
-def check_call(given: Tensors, where: Where, call: Call) -> None:
-    """Raise TypeError or ValueError for arguments that `qkv_rope` cannot serve, judged by their metadata."""
-    q, k = heads_like(given[0], heads_of(given, call, where.options.seq_format))
-    norms = given[7:9]
-    if norms[0] is None and norms[1] is None:
+def check_call(given: Tensors, where: Where, call: Call) -> Heads:
+    """`heads_of` a call of `qkv_rope`; raise TypeError or ValueError also for its angles, positions and norms."""
+    heads = heads_of(given, call, where.options.seq_format)
+    q, k = heads_like(given[0], heads)
+    if call.norm is None:
         check_rope_arguments(q, k, where)
-        return
-    check_qk_norm_arguments((q, k, *norms), where)
-    if where.angles.table_free:
-        raise ValueError("frequencies: expected cos and sin beside q_weight, got frequencies")
+    else:
+        check_qk_norm_arguments((q, k, *given[7:9]), where)
+        if where.angles.table_free:
+            raise ValueError("frequencies: expected cos and sin beside q_weight, got frequencies")
+    return heads
 
 
 def heads_like(x, heads: Heads) -> Iterator[torch.Tensor]:
@@ -143,8 +144,7 @@ def run_projection(given: Tensors, where: Where, call: Call) -> tuple[torch.Tens
     (x, weights, biases), norms = factors(given), given[7:9]
     if not must_dispatch(x, weights[0], PROJECT.names[:2]):
         return PROJECT(given, where, call)
-    check_call(given, where, call)
-    heads, eps = heads_of(given, call, where.options.seq_format), 0.0 if call.norm is None else call.norm.eps
+    heads, eps = check_call(given, where, call), 0.0 if call.norm is None else call.norm.eps
     qkv, *turned = qkv_rope(x, weights, biases, *norms, *where.for_operators, *heads, eps, call.keep, call.path)
     y = qkv.unflatten(-1, (-1, heads.dim))
     q, k, v = heads.apart(y)
@@ -192,21 +192,20 @@ class Projection(Operation):
         """
         shape = *tensors[0].shape[:-1], heads.q + 2 * heads.k, heads.dim
 
-        def for_kernel(tensors: Tensors) -> tuple:
+        def for_kernel(tensors: Tensors, y: torch.Tensor) -> tuple:
             x, weight, _, _, bias, _, _, q_weight, k_weight, *angles = tensors
-            return None, None, x, weight, bias, None, q_weight, k_weight, x.new_empty(shape), *angles
+            return None, None, x, weight, bias, None, q_weight, k_weight, y, *angles
 
         if call.keep:
             return None
         if path == "quack":
             launch: Any = partial(_launch_quack, where.rotation, where.options, heads)
         else:
-            launch = KERNEL.prepare(for_kernel(tensors), where, heads, call.norm)
+            launch = KERNEL.prepare(for_kernel(tensors, tensors[0].new_empty(shape)), where, heads, call.norm)
 
         def run(tensors: Tensors, first_position: int, rows: int) -> tuple:
-            tensors = for_kernel(tensors)
-            launch(tensors, first_position, rows)
-            y = tensors[_MADE]
+            y = tensors[0].new_empty(shape)
+            launch(for_kernel(tensors, y), first_position, rows)
             return *heads.apart(y), y
 
         return None if launch is None else run
@@ -237,9 +236,6 @@ def check_served(path: str) -> None:
     """Raise ValueError for a path that a caller asked for, and that does not serve the call."""
     if path not in ("auto", "pass"):
         raise ValueError(f"path: expected 'auto' or 'pass' for a call that {path!r} does not serve, got {path!r}")
-
-
-_MADE = ProjectionTensors._fields.index("qkv")
 
 
 def _launch_quack(rotation: Rotation, options: Options, heads: Heads, tensors, first_position: int, rows: int) -> None:
@@ -355,7 +351,3 @@ qkv_rope_backward = operator(
     "Tensor q_grad, Tensor k_grad, Tensor v_grad, Tensor? qkv, Tensor? q_weight, Tensor? k_weight",
     "float eps, bool norm_grads", "Tensor[]", _backward, _backward_fake,
 )  # fmt: skip
-
-
-def _name(name: str, i: int, tensors: Sequence) -> str:
-    return name if len(tensors) == 1 else f"{name}[{i}]"

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ropelab.arguments import integer, integers
-from ropelab.call.angles import Angles, angles_of
+from ropelab.call.angles import Angles
 from ropelab.kernels import Rotation
 from ropelab.layout.seq_format import check_heads, check_seq_format, to_bshd
 
@@ -55,23 +55,23 @@ class Where(NamedTuple):
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Both tensors of the angles, and the positions, for functions that take only tensors."""
-        return *self.angles.tensors, self.positions
+        return *self.angles, self.positions
 
     @property
     def flat(self) -> tuple:
         """The tensors and then the other fields, from which `of` makes the object again."""
-        return *self.angles.tensors, *self[1:]
+        return *self.angles, *self[1:]
 
     @classmethod
     def of(cls, *flat: Any) -> "Where":
         """The object with the fields of `flat`."""
         cos, sin, positions, first_position, options = flat
-        return cls(angles_of(cos, sin), positions, first_position, options)
+        return cls(Angles(cos, sin), positions, first_position, options)
 
     @property
     def for_operators(self) -> tuple:
         """The arguments of an operator of PyTorch's dispatcher; see `of_operator`."""
-        return *self.angles.tensors, self.positions, self.first_position, *self.options[:-1]
+        return *self.angles, self.positions, self.first_position, *self.options[:-1]
 
     @classmethod
     def of_operator(cls, cos, sin, positions, first_position: int, *fields) -> "Where":

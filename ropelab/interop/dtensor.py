@@ -128,7 +128,7 @@ def _check_overwritable(q: DTensor, k: DTensor | None, angles: Angles) -> None:
         return
     check_memory(q.to_local(), None if k is None else k.to_local())
     check_writable(("q", "k"), (q, k))
-    if needs_autograd(q, k, *angles.tensors):
+    if needs_autograd(q, k, *angles):
         check_inplace_autograd(q, k, angles)
 
 

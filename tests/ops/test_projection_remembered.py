@@ -4,13 +4,11 @@ import itertools
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import ropelab
 from ropelab import qkv_rope, qkv_rope_and_cache
 from ropelab.call import operation
-from ropelab.kernels import INTERPRETED, use_backend, uses_triton
+from ropelab.kernels import INTERPRETED, use_backend
 from tests.support import forget
 
 B, S, K, D, N = 2, 5, 24, 16, 128
@@ -111,54 +109,6 @@ def test_autograd_records_what_was_warm_without_it(torch_backend, path):
         called({"x": x}, path=path)
     with pytest.raises(ValueError, match="x: expected a tensor made outside of torch.inference_mode"):
         called({"x": x, "weight": weight}, path=path)
-
-
-def test_transforms_forward_mode_and_compilers_of_warm_calls(device):
-    x, weight = X.to(device), W.to(device)
-    options = {**HEADS, **{name: t.to(device) for name, t in TABLES.items()}}
-
-    def function(x):
-        return qkv_rope(x, weight, **options)[0]
-
-    expected = function(x)
-    torch.testing.assert_close(torch.func.vmap(function)(torch.stack((x, x)))[1], expected)
-    _, tangent = torch.func.jvp(function, (x,), (x,))
-    torch.testing.assert_close(tangent, expected)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, x)
-        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(function(dual)).tangent, expected)
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(x), expected) and torch.equal(function(x), expected)
-    traced = torch.fx.symbolic_trace(function)
-    assert torch.equal(traced(x), expected)
-
-
-class Seen(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
-def test_dispatch_modes_and_fake_tensors_see_warm_calls(device):
-    given = {"x": X.to(device), "weight": W.to(device)} | {name: t.to(device) for name, t in TABLES.items()}
-    expected = qkv_rope(**given, **HEADS)
-    with Seen() as seen:
-        ys = qkv_rope(**given, **HEADS)
-    assert any("ropelab.qkv_rope" in name for name in seen.names) and torch.equal(ys[0], expected[0])
-    with FakeTensorMode() as mode:
-        fake = {name: mode.from_tensor(x) for name, x in given.items()}
-        q, k, v = qkv_rope(**fake, **HEADS)
-    assert (q.shape, k.shape, v.shape) == tuple(y.shape for y in expected) and q.device == expected[0].device
-    if uses_triton(given["x"]):  # a kernel needs the memory of a tensor
-        with pytest.raises(TypeError, match="cos: expected a plain tensor"):
-            qkv_rope(**given | {"cos": fake["cos"]}, **HEADS)
-    q = qkv_rope(**{name: x.to("meta") for name, x in given.items()}, **HEADS)[0]
-    assert q.is_meta and q.shape == expected[0].shape
-    assert torch.equal(qkv_rope(**given, **HEADS)[0], expected[0])
 
 
 @pytest.mark.parametrize("path", ["pass", "product"])
