@@ -1,7 +1,7 @@
 """Measure rotations that store 8-bit floats with block scales: DeepSeek-V4's operators, ours and vLLM's."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ import ropelab
 from ropelab import reference
 from ropelab.bench import packages, replaced, same_places, timing
 from ropelab.bench.cache_operations import OURS, VLLM
-from ropelab.bench.operation import Contender, Operation, table
+from ropelab.bench.operation import PUBLISHED, Contender, Operation, table
 from ropelab.bench.peers import torch_library, vllm_triton
 from ropelab.bench.workloads import Workload
 from ropelab.kernels.block_scales import Page
@@ -49,7 +49,7 @@ class BlockScales(Operation):
     tokens: int
     heads: int
 
-    of_contenders = ("version", "sha256")
+    of_contenders = PUBLISHED
     scaled = True
     name: ClassVar[str]
     head_dim: ClassVar[int] = 512
@@ -90,8 +90,8 @@ class BlockScales(Operation):
     def contenders(self, sets, device):
         found: dict[str, Contender] = {OURS: Contender(self.ours)}
         try:
-            runs, version, sha256 = self.vllm()
-            return found | {name: Contender(run, version, sha256) for name, run in runs.items()}
+            runs, about = self.vllm()
+            return found | {name: Contender(run, about) for name, run in runs.items()}
         except packages.NotInstalled as error:
             return found | {VLLM: Contender(f"not run: {error}")}
 
@@ -123,8 +123,8 @@ class BlockScales(Operation):
         """Our function."""
 
     @abstractmethod
-    def vllm(self) -> tuple[dict[str, Run], str, str]:
-        """The contenders that are vLLM's operator, its version and the hash of its code.
+    def vllm(self) -> tuple[dict[str, Run], Mapping[str, str]]:
+        """The contenders that are vLLM's operator, and its version and the hash of its code.
 
         Raises:
             NotInstalled: vLLM is not installed.
@@ -209,7 +209,7 @@ class Output(BlockScales):
             with replaced.attributes(operators.platform, is_arch_support_pdl=lambda: False):
                 return run(call)
 
-        return {VLLM: run, IN_TURN: in_turn}, operators.version, operators.sha256
+        return {VLLM: run, IN_TURN: in_turn}, operators.about
 
     def agreement(self, call, results):
         values, scales = (x[:MOST_CHECKED] for x in results)
@@ -255,7 +255,7 @@ class Indexer(BlockScales):
             arguments = (call[name] for name in ("positions", "x", "table", "weights"))
             return operators.indexer_q_rope_quant(*arguments, *self.weight_scales)
 
-        return {VLLM: run}, operators.version, operators.sha256
+        return {VLLM: run}, operators.about
 
     def agreement(self, call, results):
         values, weights = (x[:MOST_CHECKED] for x in results)
@@ -314,7 +314,7 @@ class Input(BlockScales):
             )  # fmt: skip
             return (q,)
 
-        return {VLLM: run}, operators.version, operators.sha256
+        return {VLLM: run}, operators.about
 
     def agreement(self, call, results):
         x = call["x"][:MOST_CHECKED].double()

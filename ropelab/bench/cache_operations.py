@@ -14,7 +14,7 @@ import ropelab
 from ropelab import reference
 from ropelab.bench import packages, same_places, timing
 from ropelab.bench.agreement import disagreement
-from ropelab.bench.operation import Contender, Operation
+from ropelab.bench.operation import PUBLISHED, Contender, Operation
 from ropelab.bench.peers import flashinfer, torch_library
 from ropelab.bench.peers.flashinfer import APPEND, NORM_APPEND, NORM_APPEND_HEADS, cos_sin_cache
 from ropelab.bench.peers.torch_library import Operators
@@ -59,7 +59,7 @@ class CacheOperation(Operation):
     float8: bool = False
     float8_q: bool = False
 
-    of_contenders = ("version", "sha256")
+    of_contenders = PUBLISHED
     scaled = True
     name: ClassVar[str]
     head_dim: ClassVar[int]
@@ -147,13 +147,13 @@ class CacheOperation(Operation):
         try:
             operators = torch_library.operators("vllm")
             if run := self.vllm(operators, device):
-                found[VLLM] = Contender(run, operators.version, operators.sha256)
+                found[VLLM] = Contender(run, operators.about)
         except packages.NotInstalled as error:
             found[VLLM] = Contender(f"not run: {error}")
         if self.flashinfer_function:
             try:
                 function = flashinfer.function(FLASHINFER_VERSION, self.flashinfer_function)
-                found[FLASHINFER] = Contender(self.flashinfer(function, device), FLASHINFER_VERSION)
+                found[FLASHINFER] = Contender(self.flashinfer(function, device), {"version": FLASHINFER_VERSION})
             except (packages.NotInstalled, ValueError) as error:  # ValueError: there is no kernel for this GPU
                 found[FLASHINFER] = Contender(f"not run: {error}")
         return found

@@ -18,7 +18,7 @@ import ropelab
 from ropelab import reference
 from ropelab.bench import packages, same_places
 from ropelab.bench.agreement import disagreement
-from ropelab.bench.operation import Contender, Operation, table
+from ropelab.bench.operation import PUBLISHED, Contender, Operation, table
 from ropelab.bench.peers import megatron
 from ropelab.bench.workloads import DIRECTIONS
 from ropelab.layout import pairing
@@ -68,7 +68,7 @@ class Latent(Operation):
 
     steps = DIRECTIONS
     step_column = "direction"
-    of_contenders = ("version", "sha256")
+    of_contenders = PUBLISHED
     differentiates = True
 
     @property
@@ -177,7 +177,8 @@ class Latent(Operation):
             return found
         try:
             version, _ = packages.locate(megatron.PACKAGE)
-            return found | {MEGATRON: Contender(self.theirs(device), version, megatron.sha256(version))}
+            about = {"version": version, "sha256": megatron.sha256(version)}
+            return found | {MEGATRON: Contender(self.theirs(device), about)}
         except packages.NotInstalled as error:
             return found | {MEGATRON: Contender(f"not run: {error}")}
 

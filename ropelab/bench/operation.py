@@ -5,9 +5,10 @@ which move the bytes that the operation must move: for each step of the operatio
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import pandas as pd
@@ -16,6 +17,8 @@ import torch
 from ropelab.bench import cells, copies, in_parts, same_places, timing
 from ropelab.bench.rows import are_copies
 
+PUBLISHED = MappingProxyType({"version": "", "sha256": ""})
+"""What records say of a package that a contender comes from, and of its library or files in hexadecimal."""
 COPY = "copy"
 """The fastest copy, in records that have no other."""
 
@@ -26,19 +29,16 @@ class Contender:
 
     Attributes:
         run: the function, of which `Operation.calls` makes calls; or why it cannot run: ``"not run: ..."``.
-        version, sha256: of the package, and of its library or files in hexadecimal.
+        columns: what records have of it, see `Operation.of_contenders`.
         steps: the steps that the contender offers; None for all.
         check, calls: in place of `Operation.check`, and of `Operation.calls` without the run.
-        in_place: whether the results overwrite the inputs.
     """
 
     run: Callable | str
-    version: str = ""
-    sha256: str = ""
+    columns: Mapping[str, object] = field(default_factory=dict)
     steps: Sequence[str] | None = None
     check: Callable[..., str] | None = None
     calls: Callable[[Sequence[Any], str], Sequence[timing.Call]] | None = None
-    in_place: bool = False
 
     def offers(self, step: str) -> bool:
         return self.steps is None or step in self.steps
@@ -50,7 +50,7 @@ class Operation(ABC):
     Attributes:
         steps: what is timed, one after the other.
         step_column: the column of the step in a record; "" where there is one step without a name.
-        of_contenders: the attributes of contenders that records have as columns.
+        of_contenders: the columns of a record that say something of contenders -> what they have for copies.
         checks_each_step: whether a result may be right in one step alone. Otherwise `check` looks at all of them.
         scaled: whether the time of a copy counts by the share of the bytes that must move: `bytes` over those of the
             copy. Otherwise the copy moves the bytes that must move.
@@ -60,7 +60,7 @@ class Operation(ABC):
 
     steps: ClassVar[Sequence[str]] = ("",)
     step_column: ClassVar[str] = ""
-    of_contenders: ClassVar[Sequence[str]] = ()
+    of_contenders: Mapping[str, object] = MappingProxyType({})
     checks_each_step: ClassVar[bool] = False
     scaled: ClassVar[bool] = False
     one_copy: ClassVar[bool] = False
@@ -119,6 +119,44 @@ class Operation(ABC):
         return frame
 
 
+class Sweep(Operation):
+    """A kernel with the tile that the library takes, and with other tiles. No result is checked.
+
+    Columns: those of the operation, status, median_us, q20_us, q80_us, samples, fraction_of_copy; the fields of tiles,
+        and chosen.
+
+    Attributes:
+        fields: the attributes of tiles to record.
+    """
+
+    fields: ClassVar[Sequence[str]]
+
+    @property
+    def of_contenders(self):
+        return dict.fromkeys((*self.fields, "chosen"), False)
+
+    @abstractmethod
+    def tiles(self, call: Any) -> Sequence[Any]:
+        """The tiles to try, the chosen one first."""
+
+    @abstractmethod
+    def run(self, tile: Any, call: Any) -> object:
+        """Launch the kernel."""
+
+    def contenders(self, sets, device):
+        tiles, found = self.tiles(sets[0]), {}
+        for tile in tiles:
+            about = {name: getattr(tile, name) for name in self.fields} | {"chosen": tile == tiles[0]}
+            found[str(tile)] = Contender(partial(self.run, tile), about)
+        return found
+
+    def check(self, run, call, step=""):
+        return "ok"
+
+    def finished(self, frame):
+        return frame[~are_copies(frame)].drop(columns="contender").reset_index(drop=True)
+
+
 def table(
     operations: Sequence[Operation], *, rounds: int, device: torch.device | str = "cuda", parts: int = 1
 ) -> pd.DataFrame:
@@ -160,9 +198,9 @@ def compare(operation: Operation, *, rounds: int, device: torch.device | str = "
         identity = {**operation.columns, **({operation.step_column: step} if operation.step_column else {})}
         frames.append(tidy(frame, identity, wrong))
     frame = pd.concat(frames, ignore_index=True)
-    of = [found.get(name, Contender("")) for name in frame.contender]
-    return operation.finished(frame.assign(**{about: [getattr(one, about) for one in of]
-                                              for about in operation.of_contenders}))  # fmt: skip
+    of = [{**operation.of_contenders, **(found[name].columns if name in found else {})} for name in frame.contender]
+    about = {column: [one[column] for one in of] for column in operation.of_contenders}
+    return operation.finished(frame.assign(**about))
 
 
 def checked(
@@ -229,39 +267,6 @@ def fastest_copy_alone(frame: pd.DataFrame) -> pd.DataFrame:
     copied = are_copies(frame)
     fastest = frame[copied].nsmallest(1, "median_us").assign(contender=COPY)
     return pd.concat([frame[~copied], fastest], ignore_index=True)
-
-
-def sweep(
-    tiles: Iterable[Any],
-    chosen: Any,
-    calls: Callable[[Any], Sequence[timing.Call]],
-    fields: Mapping[str, object],
-    copied: Sequence[Sequence[torch.Tensor]],
-    columns: Mapping[str, object],
-    *,
-    rounds: int,
-    share: float = 1.0,
-) -> pd.DataFrame:
-    """Time a kernel with several tiles.
-
-    Args:
-        tiles, chosen: the tiles to try, with the one that the library takes among them.
-        calls: a function of a tile that returns one call for each set of inputs.
-        fields: the attributes of tiles to record -> the value where a tile lacks it.
-        copied, share: as for `beside_copies`.
-        columns: what identifies the operation in a record.
-
-    Columns: ``columns``, status, median_us, q20_us, q80_us, samples, fraction_of_copy; ``fields`` and chosen.
-    """
-    by_name = {str(tile): tile for tile in tiles}
-    frame = beside_copies(
-        {name: partial(calls, tile) for name, tile in by_name.items()}, copied, rounds=rounds, share=share
-    )
-    frame = frame[frame.contender.isin(by_name)]
-    tried = [by_name[name] for name in frame.contender]
-    found = {field: [getattr(tile, field, absent) for tile in tried] for field, absent in fields.items()}
-    frame = frame.assign(**found, chosen=[tile == chosen for tile in tried])
-    return tidy(frame, columns).drop(columns="contender")
 
 
 def tidy(frame: pd.DataFrame, identity: Mapping[str, object], status: Mapping[str, str] | None = None) -> pd.DataFrame:

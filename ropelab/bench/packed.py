@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 import pandas as pd
 import torch
@@ -48,7 +49,7 @@ class Packed(PeerRotation):
 
     count: int = 1
 
-    of_contenders = ()
+    of_contenders = MappingProxyType({})
 
     @property
     def columns(self):

@@ -40,7 +40,9 @@ def memory(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.Da
     rows = []
     for name, one in (right | fused).items():
         for step, run, size in _steps(one.run, shape, sets[0], call[1] if name == _NORM else ()):
-            rows.append((_OURS.get(name, name), step, "ok", peak_bytes(run), 0 if one.in_place else size))
+            rows.append(
+                (_OURS.get(name, name), step, "ok", peak_bytes(run), 0 if one.columns.get("in_place") else size)
+            )
     frame = pd.DataFrame(rows, columns=["contender", "step", "status", "peak_bytes", "result_bytes"])
     untimed = {_OURS.get(name, name): why for name, why in untimed.items()}
     identity = {name: value for name, value in shape.columns.items() if name != "direction"}

@@ -40,7 +40,7 @@ TILES = (
 """The tiles of the study `projection_tiles`, see `ProjectionTile`."""
 ROUNDINGS = 6
 """The error of a head that is allowed, in unit roundoffs, relative to the norm of the head: a rounding of the product,
-four of the rotation as in `decode_chain`, and one for the sums of the product."""
+four of the rotation (the table, a product, a sum and the result), and one for the sums of the product."""
 
 Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Return ``[T, N]`` for x ``[T, K]`` and the weight ``[N, K]``."""

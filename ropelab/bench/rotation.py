@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 import torch
 
@@ -32,7 +33,7 @@ class PeerRotation(Operation):
 
     steps = DIRECTIONS
     step_column = "direction"
-    of_contenders = ("in_place",)
+    of_contenders = MappingProxyType({"in_place": False})
     checks_each_step = True
     differentiates = True
 
@@ -50,8 +51,8 @@ class PeerRotation(Operation):
     def contenders(self, sets, device):
         offering = tuple(peer for peer in self.peers if peer.offers(self.work))
         at_hand, missing = peers.available(offering)
-        found = {peer.name: Contender(missing[peer.name], in_place=peer.in_place) for peer in offering
-                 if peer.name in missing}  # fmt: skip
+        about = {peer.name: {"in_place": peer.in_place} for peer in offering}
+        found = {name: Contender(why, about[name]) for name, why in missing.items()}
         for peer in at_hand:
             run: peers.Rotate | str
             try:
@@ -61,7 +62,7 @@ class PeerRotation(Operation):
             except Exception as error:  # the status records the error
                 run = timing.failure(error)
             steps = None if isinstance(run, str) else peer.directions
-            found[peer.name] = Contender(run, steps=steps, check=partial(self._check, peer), in_place=peer.in_place)
+            found[peer.name] = Contender(run, about[peer.name], steps, partial(self._check, peer))
         return found
 
     def at(self, step: str) -> Workload:

@@ -4,7 +4,6 @@ from functools import partial
 
 from ropelab.bench.all_pairs import all_pairs
 from ropelab.bench.block_scales import block_scales
-from ropelab.bench.cache_tile_sweep import one_pass_tiles
 from ropelab.bench.cached_keys import cached_keys
 from ropelab.bench.conformance import conformance
 from ropelab.bench.dense import deepspeed_table, dense, few_tokens, formats, lengths
@@ -12,7 +11,6 @@ from ropelab.bench.host import host
 from ropelab.bench.host import projection as projection_host
 from ropelab.bench.host_functions import functions as host_functions
 from ropelab.bench.latent_attention import latent_attention
-from ropelab.bench.latent_tiles import latent_tiles
 from ropelab.bench.model_heads import CELLS, model_heads
 from ropelab.bench.mrope import mrope
 from ropelab.bench.packed import packed
@@ -28,6 +26,7 @@ from ropelab.bench.servers import servers
 from ropelab.bench.study import Study
 from ropelab.bench.table_free import table_free, table_free_error
 from ropelab.bench.tile_regret import tile_regret
+from ropelab.bench.tile_sweeps import latent_tiles, one_pass_tiles
 from ropelab.bench.whole_models import whole_models
 from ropelab.bench.workers import MOST_PROCESSES
 

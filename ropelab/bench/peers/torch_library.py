@@ -86,10 +86,10 @@ class Operators:
         raise packages.NotInstalled(f"{self.package} {self.version} has no operator {name}")
 
     @property
-    def sha256(self) -> str:
-        """The hash of the library, in hexadecimal."""
+    def about(self) -> dict[str, str]:
+        """The version, and the hash of the library, in hexadecimal."""
         with self.file.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return {"version": self.version, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def operators(engine: str, version: str | None = None) -> Operators:

@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
@@ -37,8 +37,7 @@ class Operators:
     (Facts from the files of vLLM 0.33.0.)
     """
 
-    version: str
-    sha256: str
+    about: Mapping[str, str]
     inv_rope_fp8_quant: Callable
     indexer_q_rope_quant: Callable
     platform: SimpleNamespace
@@ -62,7 +61,7 @@ def operators(version: str | None = None) -> Operators:
     digest = hashlib.sha256(b"".join((directory / file).read_bytes() for file in FILES)).hexdigest()
     functions = found[0].fused_inv_rope_fp8_quant, found[1].fused_indexer_q_rope_quant
     called = (partial(_called, function, substitutes) for function in functions)
-    return Operators(version, digest, *called, substitutes["vllm.platforms"].current_platform)
+    return Operators({"version": version, "sha256": digest}, *called, substitutes["vllm.platforms"].current_platform)
 
 
 def _called(function: Callable, substitutes: dict[str, ModuleType], *arguments):

@@ -2,8 +2,9 @@
 
 import pytest
 
-from ropelab.bench import cache_tile_sweep
 from ropelab.bench.cache_operations import LatentCache, NormAndCache, WholeLatentCache
+from ropelab.bench.operation import compare
+from ropelab.bench.tile_sweeps import CacheSweep
 from ropelab.kernels import INTERPRETED
 
 
@@ -17,10 +18,8 @@ from ropelab.kernels import INTERPRETED
     ],
 )  # fmt: skip
 def test_tiles_are_tried_and_the_chosen_one_is_marked(monkeypatch, called_once, case):
-    candidates = cache_tile_sweep.candidate_tiles(case.head_dim // 2, case.layout)
-    monkeypatch.setattr(cache_tile_sweep, "candidate_tiles", lambda *_: candidates[:1])
-    frame = cache_tile_sweep._sweep(case, "cpu", rounds=1)
+    tiles = CacheSweep.tiles
+    monkeypatch.setattr(CacheSweep, "tiles", lambda *arguments: tiles(*arguments)[:2])
+    frame = compare(CacheSweep(case), rounds=1, device="cpu")
     assert frame.chosen.sum() == 1 and (frame.status == "ok").all()
-    assert {"operation", "layout", "block_rows", "num_warps", "pairs_per_access", "passes", "fraction_of_copy"} <= set(
-        frame
-    )
+    assert {*case.columns, *CacheSweep.fields, "fraction_of_copy"} <= set(frame)
