@@ -1,7 +1,5 @@
-"""Compile the kernel of a launch for a GPU that need not be there, and hash compiled code without its debug lines."""
+"""Compile the kernel of a launch for a GPU that need not be there."""
 
-import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -12,7 +10,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ropelab.bench.code_hash import DIGITS
 from ropelab.kernels.launch import Launch
 
 TYPES = {
@@ -20,9 +17,6 @@ TYPES = {
     torch.uint8: "*u8", torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5", torch.int32: "*i32",
     torch.int64: "*i64",
 }  # fmt: skip
-_DEBUG_SECTION = re.compile(r"^\s*\.section\s+\.debug\w*\s*\{.*?^\s*\}\s*$|^\s*\.section\s+\.debug.*$", re.M | re.S)
-_DEBUG_LINE = re.compile(r"^\s*(\.loc|\.file)\b.*$|^\$L__(tmp|func_begin|func_end)\d+:\s*$", re.M)
-_COMMENT = re.compile(r"//.*$", re.M)
 
 
 def compiled(launch: Launch, arguments: Sequence[Any], capability: int | str) -> Any:
@@ -68,17 +62,3 @@ def type_of(value, path: tuple[int, ...], specializes: bool, constants: dict, at
     if is_tensor or (specializes and value % 16 == 0):
         attributes[path] = [["tt.divisibility", 16]]
     return TYPES[value.dtype] if is_tensor else "i32"
-
-
-def code_hash_of(kernel: Any) -> str:
-    """The hash of a compiled kernel: of its PTX without debug lines and comments, or else of its binary."""
-    ptx = kernel.asm.get("ptx")
-    code = kernel.kernel if ptx is None else without_debug_lines(ptx).encode()
-    return hashlib.sha256(code).hexdigest()[:DIGITS]
-
-
-def without_debug_lines(ptx: str) -> str:
-    """PTX without the lines that name places in the source, without comments, and without empty lines."""
-    for pattern in (_DEBUG_SECTION, _COMMENT, _DEBUG_LINE):
-        ptx = pattern.sub("", ptx)
-    return "\n".join(line for line in ptx.splitlines() if line.strip())

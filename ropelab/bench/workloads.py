@@ -1,13 +1,11 @@
 """The workloads: shapes, dtypes and layouts, the bytes that they must move, and the tensors."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from ropelab.angles.tables import rotary_table
-from ropelab.layout.pairing import LAYOUTS
 
 DIRECTIONS = ("forward", "backward")
 STORAGES = ("contiguous", "qkv")
@@ -169,12 +167,6 @@ class Cell:
 
     workload: Workload
     bar: float
-
-    def variants(self) -> Iterator[Workload]:
-        """Both layouts, forward and backward."""
-        for layout in LAYOUTS:
-            for direction in DIRECTIONS:
-                yield replace(self.workload, layout=layout, direction=direction)
 
 
 def _cell(bar: float, batch: int, seq_len: int, q_heads: int, k_heads: int, head_dim: int, **more) -> Cell:

@@ -17,6 +17,7 @@ import importlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -37,6 +38,10 @@ SWEEPS = ("tiles", "tile_regret", "latent_tiles", "one_pass_tiles")
 """Records of tiles that no call chooses; every 16th of their launches is compared."""
 PRODUCT = "projection_triton._project_kernel"
 CAPABILITY = 90
+
+_DEBUG_SECTION = re.compile(r"^\s*\.section\s+\.debug\w*\s*\{.*?^\s*\}\s*$|^\s*\.section\s+\.debug.*$", re.M | re.S)
+_DEBUG_LINE = re.compile(r"^\s*(\.loc|\.file)\b.*$|^\$L__(tmp|func_begin|func_end)\d+:\s*$", re.M)
+_COMMENT = re.compile(r"//.*$", re.M)
 
 Note = dict[str, Any]
 
@@ -150,16 +155,28 @@ def triton_code(note: Note) -> str:
 
 def machine_code(note: Note) -> str:
     """The hash of the machine code of a launch."""
-    from ropelab.bench.compiled import code_hash_of, compiled
+    from ropelab.bench.compiled import compiled
 
     return code_hash_of(compiled(*planned(note), CAPABILITY))
+
+
+def code_hash_of(kernel: Any) -> str:
+    """The hash of a compiled kernel: of its PTX without debug lines and comments, or else of its binary."""
+    ptx = kernel.asm.get("ptx")
+    code = kernel.kernel if ptx is None else _without_debug_lines(ptx).encode()
+    return hashlib.sha256(code).hexdigest()[:16]
+
+
+def _without_debug_lines(ptx: str) -> str:
+    """PTX without the lines that name places in the source, without comments, and without empty lines."""
+    for pattern in (_DEBUG_SECTION, _COMMENT, _DEBUG_LINE):
+        ptx = pattern.sub("", ptx)
+    return "\n".join(line for line in ptx.splitlines() if line.strip())
 
 
 def product_code(note: Note) -> str:
     """The hash of the machine code of each launch of the product that the tests compile."""
     from triton.compiler import CompiledKernel
-
-    from ropelab.bench.compiled import code_hash_of
 
     found, init = [], CompiledKernel.__init__
 

@@ -43,6 +43,14 @@ PACKED = {
 STUDIES = "dense", "formats", "few_tokens", "packed", "qk_norm", "host", "memory"
 
 
+def variants(workload: Workload) -> list[Workload]:
+    """Both layouts, forward and backward."""
+    return [
+        Workload(**vars(workload) | {"layout": layout, "direction": direction})
+        for layout in LAYOUTS for direction in DIRECTIONS
+    ]  # fmt: skip
+
+
 class Made:
     """Tables with the columns of the records; ``spread`` varies every time by up to that share."""
 
@@ -65,13 +73,13 @@ class Made:
         return [workload.columns | row | flag | more for row, flag in zip(rows, in_place, strict=True)]
 
     def dense(self) -> pd.DataFrame:
-        rows = [self.compared(v, SPEED, bar=cell.bar) for cell in DENSE_CELLS for v in cell.variants()]
+        rows = [self.compared(v, SPEED, bar=cell.bar) for cell in DENSE_CELLS for v in variants(cell.workload)]
         return pd.DataFrame(itertools.chain(*rows))
 
     def formats(self) -> pd.DataFrame:
         rows = []
         for cell, storage in itertools.product(DENSE_CELLS, ("sbhd", "bhsd", "qkv")):
-            for variant in cell.variants():
+            for variant in variants(cell.workload):
                 variant = Workload(**vars(variant) | {"seq_format": "bshd" if storage == "qkv" else storage})
                 where = {"storage": "qkv" if storage == "qkv" else "contiguous", "bar": 0.95}
                 rows += self.compared(variant, SPEED, **where)
