@@ -25,7 +25,7 @@ help: ## this list
 	@echo
 	@echo "  PYTHON=/path/to/python   use this environment as it is, perhaps without a network"
 	@echo "  BASE_PYTHON=python3.12   build the environment in .venv from this Python (>= 3.11)"
-	@echo "  python -m ropelab.study  the other commands: figures, peers, hub, memcheck, plugins"
+	@echo "  python -m ropelab.study  the other commands: peers, hub, memcheck, plugins"
 
 test: has-study has-test ## the test suite; a GPU runs the tests that need one, too
 	$(RUN) pytest -m 'not process' --junitxml=build/tests/parallel.xml --numprocesses auto --dist worksteal

@@ -60,14 +60,13 @@ def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> No
 
     The book shows the times of the GPU at hand, unless ``--gpu`` names another one. Verdicts rest on committed records.
     """
-    can_measure = torch.cuda.is_available()
+    where, can_measure = chosen(gpu), torch.cuda.is_available()
     # The imports of the server run beside the imports of this process.
     processes.start_server([*MEASURING, *REPORTING] if can_measure else REPORTING)
     from ropelab.study.engine import claims, runner, unfinished
     from ropelab.study.site import ledgers, report
 
     build: Path = context.obj
-    where = chosen(gpu)
     notebooks = runner.sources()
     steps = len(notebooks) + can_measure + 1
     numbers = iter(range(1, steps + 1))
@@ -150,20 +149,6 @@ def measure(
         measured.state.forget()
     print(measured, end="")
     raise typer.Exit(bool(measured.broken))
-
-
-@app.command()
-def figures(context: typer.Context, gpu: Gpu = "") -> None:
-    """Redraw the figures from the committed records."""
-    from ropelab.study.plots.registry import draw_all
-
-    directory = context.obj / "figures"
-    files, missing = draw_all(directory, chosen(gpu))
-    for reason in missing:
-        print(f"  {reason}")
-    if not files:
-        sys.exit("no figure could be drawn")
-    print(f"figures are in {directory}")
 
 
 @app.command()

@@ -22,7 +22,7 @@ from ropelab.study.engine.findings import finding
 from ropelab.study.engine.ledger import find_evidence
 from ropelab.study.engine.record_links import show_records
 from ropelab.study.engine.words import listed
-from ropelab.study.plots import gpus, registry
+from ropelab.study.plots import gpus
 from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.topics.performance.comparison import number
 
@@ -68,7 +68,7 @@ class Shown:
     def every(self, study: str) -> pd.DataFrame | None:
         """The table of a study from every GPU, or from the chosen GPU, with a column ``gpu``; None as in `record`."""
         try:
-            return gpus.together(study, self.where)[0]
+            return gpus.together(study, self.where)
         except Unusable as error:
             display(Markdown(f"*Not measured yet: {error}.*"))
             return None
@@ -100,16 +100,6 @@ class Shown:
             why = str(error)
         display(Markdown(f"*{why}.*"))
         return None
-
-    def figure(self, name: str, say: Callable[..., str] | None = None, *, by: str = "") -> None:
-        """Draw a figure, and publish what ``say`` makes of its tables as a finding; or note the missing record."""
-        try:
-            registry.show(name, self.where)
-        except Unusable as error:
-            display(Markdown(f"*There is no figure: {error}.*"))
-            return
-        if say:
-            self.finding(say, *registry.all_figures()[name][0], by=by)
 
     def drawn(self, axes: Axes | sns.axisgrid.Grid, *studies: str) -> None:
         """Show what the cell has drawn, once, and below it a link to each of its records."""

@@ -20,4 +20,4 @@ def test_a_gpu_judges_each_cell(monkeypatch):
     assert sum("every bit is that of the library" in text for text in said) == len(cells)
     assert judge.here.keys() == {each.name for each in cells}
     assert judge.here["3 wide accesses"] > judge.here["1 one head"]
-    assert any(hasattr(each, "savefig") and "of a warp" in each.get_label() for each in shown)  # a drawing of threads
+    assert any(hasattr(each, "savefig") and "of a warp" in each.get_suptitle() for each in shown)

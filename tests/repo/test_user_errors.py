@@ -100,7 +100,7 @@ MISTAKES = [
     ("verify-config right.json --against somebodys:Sized", "a class that takes the configuration alone"),
     ("verify-config right.json --against somebodys:Rotary.forward", "a method without an object"),
     ("conventions hugging_face", "did you mean 'huggingface'?"),
-    ("study figures --gpu nothing", "gpu: expected one of"),
+    ("study reproduce --gpu nothing", "gpu: expected one of"),
     ("study measure --all dense", "--all: expected no names beside it"),
 ]  # fmt: skip
 

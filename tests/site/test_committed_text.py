@@ -86,5 +86,5 @@ def test_other_packages_versions_and_gpus_are_at_hand(checkout):
     new = [line.decode() for line in verdicts if line not in before]
     assert set(before) <= set(verdicts) and {line.split(",")[0] for line in new} == {*INVENTED}
 
-    together, _ = gpus.together("host", checkout / "data" / "measurements")
+    together = gpus.together("host", checkout / "data" / "measurements")
     assert {"H100", "H200", *map(gpus.short, INVENTED.values())} == set(together.gpu)

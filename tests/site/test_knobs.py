@@ -18,14 +18,14 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench.exact_waves import exact_waves
 from ropelab.bench.model_shapes import MODELS
 from ropelab.bench.records import load
-from ropelab.bench.rows import are_copies
+from ropelab.bench.rows import are_copies, timed
 from ropelab.bench.workloads import Workload
 from ropelab.layout.pairing import LAYOUTS, pairs, permutation
 from ropelab.reference import rotate
 from ropelab.study.documents import transformer_engine
 from ropelab.study.knobs import data, modules, notebook
 from ropelab.study.knobs.page import html
-from ropelab.study.plots import drawing
+from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.topics.one_pass.traffic import LAUNCHES
 from ropelab.study.topics.precision import methods
 from ropelab.study.topics.precision.methods import METHODS
@@ -269,7 +269,7 @@ def test_bytes_are_those_of_the_workload_and_of_the_launches(roof, model, dtype)
 
 
 def test_the_roof_goes_through_the_fastest_copies(roof):
-    copies = pd.concat(drawing.copies(load(study).frame) for study in data.COPIES)
+    copies = pd.concat(frame[are_copies(frame)] for frame in (load(study).frame for study in data.COPIES))
     fastest = copies.groupby("bytes").median_us.min()
     assert roof.data["copies"] == [[count, us] for count, us in fastest.items()]
     between = np.geomspace(fastest.index[0], fastest.index[-1], 60).tolist()
@@ -281,10 +281,10 @@ def test_the_roof_goes_through_the_fastest_copies(roof):
 
 def test_measured_times_are_those_of_the_record(roof):
     found = roof.compute(model="meta-llama/Llama-3.1-8B", tokens=4096)
-    frame = drawing.timed(load("dense").frame)
+    frame = timed(load("dense").frame)
     frame = frame[(frame.cell == "1x4096 32/8 128") & (frame.layout == "split_half")]
     frame = frame[~are_copies(frame)]
-    expected = {(drawing.label(row.contender), row.direction): row.median_us for row in frame.itertuples()}
+    expected = {(CONTENDERS.label(row.contender), row.direction): row.median_us for row in frame.itertuples()}
     assert {(row["contender"], row["direction"]): row["us"] for row in found["measured"]} == expected
     assert {row["study"] for row in found["measured"]} == {"dense"}
     fastest = min(us for (_, direction), us in expected.items() if direction == "forward")

@@ -299,7 +299,7 @@ def test_commands_exist():
     others = [command for command in commands if command[0] not in programs]
     assert all(re.fullmatch(r"(VLLM|SGLANG)_PLUGINS=ropelab", command[0]) for command in others)  # servers
     of_the_study = set(re.findall(r"[` ]ropelab\.study ([a-z]+)", TEXT))
-    assert {"peers", "figures", "hub"} <= of_the_study <= typer.main.get_command(study).commands.keys()
+    assert {"peers", "hub"} <= of_the_study <= typer.main.get_command(study).commands.keys()
     assert all((ROOT / command[1]).is_file() for command in commands if command[0] == "papermill")
     gates = (ROOT / ".ci" / "run").read_text()
     assert all(re.search(rf"\bmake {name}\b", gates) for name in ("test", "check", "smoke"))

@@ -18,8 +18,8 @@ from ropelab.bench.names import (
 from ropelab.bench.peers import TRANSFORMER_ENGINE  # noqa: E402
 from ropelab.bench.workloads import DENSE_CELLS, DIRECTIONS, Workload  # noqa: E402
 from ropelab.layout.pairing import LAYOUTS  # noqa: E402
-from ropelab.study.plots import drawing
 from ropelab.study.site import summary  # noqa: E402
+from ropelab.study.topics.kernel_steps.chapter import noisy
 from ropelab.study.topics.performance import comparison  # noqa: E402
 from ropelab.study.topics.performance import findings as family_findings  # noqa: E402
 from ropelab.study.topics.performance.findings import MANY, ONE, READS_TWICE, SKEWED  # noqa: E402
@@ -257,14 +257,11 @@ def test_rounding_lifts_nothing_over_a_bar(tables):
     assert [family_findings.toward_worse(value, at_least=False) for value in (0.0, 1024.0)] == ["0", "1,024"]
 
 
-def test_a_bar_covers_the_noise_around_every_value():
+def test_the_noise_of_a_time_covers_its_samples():
     rows = pd.DataFrame({"contender": "x", "status": "ok", "median_us": [10.0, 20.0], "q20_us": [9.0, 19.0],
                          "q80_us": [12.0, 25.0], "fraction_of_copy": [1.0, 0.5], "cell": "a"})  # fmt: skip
-    times = drawing.noisy("dense", rows)
-    (found,) = drawing.spans(times, "cell", "median_us").itertuples()
-    assert (found.least, found.middle, found.most) == (9.0, 15.0, 25.0)
-    (found,) = drawing.spans(times, "cell", "fraction_of_copy", speed=True).itertuples()
-    assert np.allclose((found.least, found.most), (0.5 * 20 / 25, 10 / 9))
+    times = noisy("dense", rows)
+    assert np.allclose(times[["low", "high"]].mul(times.median_us, axis=0), [(9, 12), (19, 25)])
 
 
 # --------------------------------------------------------------------------------------------- tables, older figures

@@ -10,7 +10,6 @@ from ropelab.study.engine import ledger
 from ropelab.study.engine.claims import load_claims
 from ropelab.study.engine.computed import computed
 from ropelab.study.engine.verdict import Outcome
-from ropelab.study.plots import registry
 from ropelab.study.site import summary
 from ropelab.study.topics.performance import shortfalls
 from tests.site.cells import cells_of, run
@@ -69,23 +68,6 @@ def test_claims_are_judged_without_any_contender(study, without):
         for claim in claims:
             verdict, _ = ledger.judge(claim, find, WHERE.gpu)
             assert verdict.outcome != Outcome.UNTOLD or verdict.needs, (claim.id, name)
-
-
-DRAWN = [
-    pytest.param(figure, study, *found, marks=[pytest.mark.full] if number else [], id=f"{figure}-{study}-{found[1]}")
-    for figure, (studies, _) in registry.all_figures().items()
-    for study in studies
-    for number, found in enumerate(STUDIES.get(study, ()))
-]
-
-
-@pytest.mark.parametrize("figure, study, column, name", DRAWN)
-def test_figures_leave_a_gap_or_say_who_is_missing(figure, study, column, name, without):
-    without(study, column, name)
-    try:
-        registry.draw(figure, WHERE)
-    except rows.NotMeasured as lacking:
-        assert str(lacking).startswith("Not measured in this record: ")
 
 
 CHAPTERS = {

@@ -121,7 +121,7 @@ def test_the_path_is_the_faster_one_of_the_record(gpu):
     assert (by_pass - taken).sum() >= 0.9 * (by_pass - best).sum()
 
 
-SIZES = gpus.together(findings.SIZES, records.Selection())[0]
+SIZES = gpus.together(findings.SIZES, records.Selection())
 
 
 @pytest.mark.parametrize("draw", DRAWS)

@@ -10,15 +10,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from ropelab.bench import code_hash, projection, record_checks, records
 from ropelab.bench.rows import are_copies
 from ropelab.study.engine import ledger as engine
 from ropelab.study.engine import registered
 from ropelab.study.engine.verdict import Outcome
-from ropelab.study.plots import gpus
-from ropelab.study.plots import registry as figures
 from ropelab.study.topics.performance import findings as family_findings
 
 COMMITTED = records.MEASUREMENTS / "nvidia-h200"
@@ -257,14 +254,7 @@ def test_senseless_times_are_not_recorded(tmp_path, monkeypatch):
 
 
 @without_a_gpu
-def test_a_bad_record_stops_no_other_figure(copy, tmp_path, monkeypatch):
-    rewrite(copy, "precision", lambda frame: frame.iloc[:3], signed=False)
-    chosen = {study: ((study,), lambda *_: Figure()) for study in ("precision", "conformance")}
-    monkeypatch.setattr(figures, "all_figures", lambda: chosen)
-    files, missing = figures.draw_all(tmp_path / "figures", copy.parent)
-    assert {file.stem for file in files} == {"conformance"}
-    (line,) = missing
-    assert line.startswith("precision: ") and "nvidia-h200/precision.csv" in line
+def test_a_bad_record_stops_no_other(copy):
     rewrite(copy, "host", lambda frame: frame.iloc[:3], signed=False)
     board = family_findings.scoreboard(copy.parent).set_index("question")
     assert (
@@ -447,19 +437,6 @@ def test_records_of_one_figure_are_of_one_gpu(two_gpus, tmp_path):
     assert {record.provenance["gpu"]["name"] for record in found} == {NAME}
     with pytest.raises(records.Missing, match="no record of 'dense' and 'formats' .*ONLY=.dense formats."):
         records.load_together(["dense", "formats"], records.Selection(tmp_path / "some", "nvidia-h200"))
-
-
-@pytest.mark.parametrize("name", figures.all_figures())
-def test_every_figure_is_drawn_from_either(name, two_gpus):
-    studies, _ = figures.all_figures()[name]
-    if not all((COMMITTED / f"{study}.json").is_file() for study in studies):
-        pytest.skip(f"{COMMITTED.name} has no record of {', '.join(studies)}")
-    texts = [text.get_text() for text in figures.draw(name, records.selection(two_gpus, OTHER)).findobj(match=_is_text)]
-    assert any(gpus.short(NAME) in text for text in texts) and not any("H200" in text for text in texts)
-
-
-def _is_text(artist):
-    return hasattr(artist, "get_text")
 
 
 def test_every_claim_is_judged_on_either_and_disagreements_are_told(two_gpus):

@@ -185,7 +185,7 @@ def test_an_added_peer_marks_no_record(monkeypatch):
     "edit",
     [
         ("conformance.laws.algebra", "def ", "def added():\n    return 1\n\n\ndef "),
-        ("study.plots.panels", "def ", "def added():\n    return 1\n\n\ndef "),
+        ("study.plots.marks", "def ", "def added():\n    return 1\n\n\ndef "),
         ("bench.peer_table", '"quack, in place"', '"quack, on the spot"'),
         ("bench.dense", '    """', '    """Other words. '),
         ("bench.timing", '    """', '    """Other words. '),

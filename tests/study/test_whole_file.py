@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from ropelab.bench import records, whole_file
 from ropelab.hub import build
 from ropelab.study import __main__ as commands
-from ropelab.study.plots import registry
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -29,10 +27,6 @@ def half(write):
     return stopped
 
 
-def figures(folder):
-    registry.draw_all(folder, None)
-
-
 def record(folder):
     records.write("a_study", pd.DataFrame({"median_us": [1.0]}), folder)
 
@@ -40,7 +34,6 @@ def record(folder):
 WRITERS = {
     "bytes": ((Path, "write_bytes"), lambda folder: whole_file.write(folder / "file", b"12")),
     "text": ((Path, "write_bytes"), lambda folder: whole_file.write(folder / "file", "12")),
-    "figures": ((Figure, "savefig"), figures),
     "record, table": ((pd.DataFrame, "to_csv"), record),
     "record, provenance": ((Path, "write_text"), record),
 }
@@ -48,8 +41,6 @@ WRITERS = {
 
 @pytest.mark.parametrize("place, write", WRITERS.values(), ids=WRITERS)
 def test_a_file_that_was_there_stays_and_nothing_half_written_is_left(place, write, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "all_figures", lambda: ["a_figure"])
-    monkeypatch.setattr(registry, "draw", lambda name, where: Figure())
     write(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with monkeypatch.context() as patched:

@@ -11,12 +11,12 @@ from ropelab.bench import records
 from ropelab.bench.model_cells import Cell, on_meta
 from ropelab.bench.model_shapes import MODELS as MODEL_HEADS
 from ropelab.bench.model_shapes import Model
-from ropelab.bench.rows import are_copies
+from ropelab.bench.rows import are_copies, timed
 from ropelab.bench.workloads import Workload
 from ropelab.study.documents import transformer_engine
 from ropelab.study.documents.transformer_engine import NEW, OLD
 from ropelab.study.engine.record_links import table
-from ropelab.study.plots import drawing
+from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.topics.precision.models import MODELS
 
 Data = dict[str, object]
@@ -138,9 +138,9 @@ def roof(where: records.Where = records.MEASUREMENTS) -> Data:
             found[study] = records.load(study, where)
     if "dense" not in found:
         raise records.Missing(f"there is no record of the study dense in {where}")
-    timed = {study: drawing.timed(record.frame) for study, record in found.items()}
-    copies = pd.concat(drawing.copies(timed[study])[["bytes", "median_us"]] for study in COPIES if study in timed)
-    rows = pd.concat(_roof_rows(study, timed[study]) for study in ROOF if study in timed)
+    times = {study: timed(record.frame) for study, record in found.items()}
+    copies = pd.concat(frame[are_copies(frame)] for study, frame in times.items() if study in COPIES)
+    rows = pd.concat(_roof_rows(study, times[study]) for study in ROOF if study in times)
     words = {word: place for place, word in enumerate(pd.unique(rows[list(WORDS)].values.ravel()))}
     coded = rows.assign(**{name: rows[name].map(words) for name in WORDS})
     return {
@@ -170,7 +170,7 @@ def _roof_rows(study: str, frame: pd.DataFrame) -> pd.DataFrame:
         order = frame.seq_format.where(frame.storage == "contiguous", frame.storage)
         frame = frame.assign(operation=operation, tokens=frame.batch * frame.seq_len, order=order, cache="")
     frame = frame[frame.direction.isin(("forward", "backward"))]
-    return frame.assign(study=study, contender=frame.contender.map(drawing.label))
+    return frame.assign(study=study, contender=frame.contender.map(CONTENDERS.label))
 
 
 DATA: dict[str, Callable[[records.Where], Data]] = {

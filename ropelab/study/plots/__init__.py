@@ -1,5 +1,5 @@
-"""The grammar of the figures, and the list of all figures.
+"""What the figures of the chapters share.
 
-``panels`` lays a figure out, and ``marks`` and ``ticks`` draw in a panel. ``looks`` has the colour and the marker of
-each contender, ``drawing`` selects rows of a record, and ``registry`` lists every figure.
+``marks`` and ``ticks`` draw in axes, ``looks`` has the colour and the marker of each contender, and ``gpus`` puts the
+records of several GPUs together.
 """

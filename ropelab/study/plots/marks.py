@@ -10,12 +10,6 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 
-from ropelab.study.plots.looks import COLORBLIND
-
-ACROSS = ("axes fraction", "data")
-"""The coordinates of a remark beside a row: x as a part of the axes' width, y in the data's units."""
-COPY = {"color": "black", "linestyle": "--", "linewidth": 1.2, "zorder": 1, "label": "best copy"}
-"""The look of the line at the time, or at the bytes per second, of a copy."""
 _LIGHT = {"Blues": (0.0, 0.5), "PuOr": (0.275, 0.725), "PuOr_r": (0.275, 0.725), "RdBu_r": (0.275, 0.725)}
 """A colour map -> its part on which black text has a contrast of 4.5 (WCAG 2.2), on light and on dark pages."""
 _WHITE = {"markeredgecolor": "white", "markeredgewidth": 0.5}
@@ -45,7 +39,7 @@ def line(ax: Axes, x, y, look: Mapping, **style) -> None:
 
 
 def spans(ax: Axes, at, found: pd.DataFrame, look: Mapping, *, upright: bool = True, **style) -> None:
-    """Draw each of `drawing.spans` as a bar from the least to the most, with a dot at the middle."""
+    """Draw each row (columns least, middle, most) as a bar from the least to the most, with a dot at the middle."""
     (ax.vlines if upright else ax.hlines)(at, found.least, found.most, color=look["color"], linewidth=1.2)
     dots(ax, *((at, found.middle) if upright else (found.middle, at)), look, **style)
 
@@ -60,25 +54,11 @@ def published(ax: Axes, x, y, label: str, *, width: float) -> None:
     ax.plot(x, y, "_k", markersize=width, markeredgewidth=2.5, label=label)
 
 
-def bars(ax: Axes, y, widths, height: float, *, place: int = 0, texts: Iterable[str] | None = None, **style) -> None:
-    """Draw horizontal bars in colour ``place`` of `COLORBLIND`, with ``texts`` at their ends."""
-    ax.barh(y, widths, height, **({"color": COLORBLIND[place]} | style))
-    if texts is not None:
-        beside(ax, widths + style.get("left", 0), y, texts)
-    ax.grid(False, axis="y")
-
-
 def beside(ax: Axes, xs, ys, texts: Iterable[str], *, gap: float = 4, **style) -> None:
     """Write each text right of its point, ``gap`` points away."""
     style = {"textcoords": "offset points", "va": "center", "size": 8} | style
     for x, y, text in zip(xs, ys, texts, strict=True):
         ax.annotate(text, (x, y), (gap, 0), **style)
-
-
-def above(ax: Axes, xs, ys, texts: Iterable[str]) -> None:
-    """Write each text over its point."""
-    for x, y, text in zip(xs, ys, texts, strict=True):
-        ax.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", size=8)
 
 
 def cells(ax: Axes, table: pd.DataFrame, texts=True, *, cmap: str, labels: float = 8, **limits) -> None:

@@ -193,8 +193,7 @@ def by_gpu(ledgers: Sequence[Ledger]) -> Tables:
 
 
 def _measured(row: Mapping[str, object]) -> str:
-    said = [row["source"], *([f"figures: {', '.join(row['figures'])}"] if row["figures"] else []), row["stale"]]
-    return " ".join(f"{one[0].upper()}{one[1:]}." for one in said if one)
+    return " ".join(f"{one[0].upper()}{one[1:]}." for one in (row["source"], row["stale"]) if one)
 
 
 def _counts(judged: Tables, axis: str, names: Sequence[str]) -> str:

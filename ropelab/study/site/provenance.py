@@ -2,39 +2,28 @@
 
 import os
 import platform
-from collections import defaultdict
 
 import torch
 
 from ropelab.bench import records, staleness
-from ropelab.study.plots import registry as figures
 
 
 def provenance(where: records.Selection) -> tuple[list[dict], list[str]]:
-    """Every record of every GPU, and the figures that cannot be drawn from those of ``where``.
+    """Every record of every GPU, and those of ``where`` that cannot be believed.
 
     Returns:
-        Two lists. The first has a row for each record: study, gpu (its folder), figures (the names of those that draw
-        it), source (when and where it was measured, or why it cannot be believed) and stale (what has changed since).
-        The second has a line for each figure that cannot be drawn.
+        Two lists. The first has a row for each record: study, gpu (its folder), source (when and where it was measured,
+        or why it cannot be believed) and stale (what has changed since). The second has a line for each bad record.
     """
     rows, damaged = [], []
-    drawn = defaultdict(list)
-    for figure, (studies, _) in figures.all_figures().items():
-        try:
-            records.load_together(studies, where)
-        except records.Unusable as error:
-            damaged.append(f"{figure} is not drawn: {error}")
-        for study in studies:
-            drawn[study].append(figure)
     for study, gpu in sorted((path.stem, path.parent.name) for path in where.directory.glob("*/*.json")):
-        row = {"study": study, "gpu": gpu, "figures": drawn[study], "stale": ""}
         try:
             record = records.load(study, where, gpu=gpu)
-            source = f"{record.provenance['gpu']['name']}, {record.provenance['utc'][:10]}"
-            rows.append(row | {"source": source, "stale": _changed(record)})
+            source, stale = f"{record.provenance['gpu']['name']}, {record.provenance['utc'][:10]}", _changed(record)
         except records.Unusable as error:
-            rows.append(row | {"source": str(error)})
+            source, stale = str(error), ""
+            damaged += [source] * (gpu == where.gpu)
+        rows.append({"study": study, "gpu": gpu, "source": source, "stale": stale})
     return rows, damaged
 
 

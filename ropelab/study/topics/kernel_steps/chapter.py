@@ -17,9 +17,10 @@ import ropelab
 from ropelab.bench import records
 from ropelab.bench.rows import timed
 from ropelab.kernels import INTERPRETED
+from ropelab.study.engine import noise
 from ropelab.study.engine.record_links import show_records
+from ropelab.study.engine.repeats import between_runs
 from ropelab.study.engine.words import listed
-from ropelab.study.plots import drawing
 from ropelab.study.topics.kernel_steps import figures, machine_code, predicted, threads
 from ropelab.study.topics.kernel_steps.layout import Move
 from ropelab.study.topics.kernel_steps.step import STEPS, Step
@@ -111,8 +112,8 @@ class Judge:
 
     @cached_property
     def times(self) -> pd.DataFrame:
-        """The recorded times of the shape, with the noise of `drawing.noisy`, by contender; empty for other shapes."""
-        rows = drawing.noisy(RECORD, self.record.frame)
+        """The recorded times of the shape, by contender, as `noisy` returns them; empty for other shapes."""
+        rows = noisy(RECORD, self.record.frame)
         same = (rows[["tokens", "heads", "head_dim"]] == [*self.shape]).all(axis=1)
         return rows[same].set_index("contender")
 
@@ -210,6 +211,14 @@ def _highest_roof(column: pd.Series) -> list[str]:
     roofs = {row: float(us) for row, us in column.items() if row.startswith("roof") and us}
     highest = max(roofs, key=roofs.__getitem__, default="")
     return ["font-weight: bold" * (row == highest) for row in column.index]
+
+
+def noisy(study: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The timed rows with ``low`` and ``high``: the least and the largest time that noise allows, over the median."""
+    times = timed(frame)
+    times = times.assign(between_runs=between_runs(study, times))
+    found = [noise.time(row) for _, row in times.iterrows()]
+    return times.assign(low=[one.low / one.value for one in found], high=[one.high / one.value for one in found])
 
 
 def outcome(judged: Step) -> str:

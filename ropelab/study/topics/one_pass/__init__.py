@@ -4,5 +4,5 @@
 - `rounding`: how near a result can come to the derived bounds.
 - `laws`: the pass and the catalogue of faults, held to the laws.
 - `traffic`: the bytes of separate launches and of one pass, and the ceilings that follow.
-- `findings`, `figures`: sentences and figures of the ceilings and of the record.
+- `findings`: sentences of the ceilings and of the record.
 """
