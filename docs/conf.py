@@ -40,6 +40,8 @@ def setup(app: Sphinx) -> None:
     app.add_object_type("claim", "claim")
     app.add_object_type("record", "record")
     app.connect("autodoc-process-signature", _signature)
+    app.connect("autodoc-process-docstring", _one_thing, priority=400)
+    app.connect("autodoc-skip-member", lambda *of: "Alias for field number" in str(of[3].__doc__) or None)
 
 
 def _signature(app: Sphinx, what: str, name: str, thing: object, options: object, given: str, returned: str) -> tuple:
@@ -47,3 +49,9 @@ def _signature(app: Sphinx, what: str, name: str, thing: object, options: object
     if what == "class" and given == "(*args, **kwargs)":
         return "", returned
     return given and given.replace("<factory>", "..."), returned
+
+
+def _one_thing(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Napoleon, which comes next, takes words before a colon for a type, if they stand in the first line."""
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "\\ ")  # no space

@@ -76,7 +76,10 @@ CALLS: Mapping[tuple[str, ...], Sequence[Call]] = {
     ),
     ("x_in", "freqs_cis"): (Complex(("x_in",), "bshd", "bs", _TABLES, index=(_ALL, _ALL, None)),),  # Z-Image
 }  # fmt: skip
-"""The names of a function's parameters -> the calls to try, one for each value of the options."""
+"""The names of a function's parameters -> the calls to try, one for each value of the options.
+
+:meta hide-value:
+"""
 
 
 def patch(model: torch.nn.Module) -> Patch:

@@ -10,6 +10,8 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 
+COPY = {"color": "black", "linestyle": "--", "linewidth": 1.2, "zorder": 1, "label": "best copy"}
+"""The look of the line at the time, or at the bytes per second, of a copy."""
 _LIGHT = {"Blues": (0.0, 0.5), "PuOr": (0.275, 0.725), "PuOr_r": (0.275, 0.725), "RdBu_r": (0.275, 0.725)}
 """A colour map -> its part on which black text has a contrast of 4.5 (WCAG 2.2), on light and on dark pages."""
 _WHITE = {"markeredgecolor": "white", "markeredgewidth": 0.5}
