@@ -65,10 +65,10 @@ class Packed(PeerRotation):
 
 def contenders() -> list[peers.Peer]:
     """Ropelab with positions computed once or in every call, flash-attn, TransformerEngine, and models of its grids."""
-    model = partial(peers.Peer, tables="its own, float32 angles", own_tables=True)
+    model = partial(peers.Peer, own_tables=True)
     return [
         peers.BY_NAME["ropelab"],
-        peers.Peer("ropelab with positions", _with_positions, "float32", directions=("forward",)),
+        peers.Peer("ropelab with positions", _with_positions, directions=("forward",)),
         peers.BY_NAME["flash_attn"],
         *_PACKAGES,
         model("token-linear, reads twice", partial(_model, kernel=varlen_models.token_linear)),

@@ -33,7 +33,7 @@ def _bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Callable:
     return lambda q, k: apply_rope(q, k, **options)
 
 
-_CONTENDERS = Peer(TABLE_FREE, _bind, "none, exact angles"), BY_NAME["ropelab"]
+_CONTENDERS = Peer(TABLE_FREE, _bind), BY_NAME["ropelab"]
 
 
 def table_free(*, smoke: bool = False) -> pd.DataFrame:

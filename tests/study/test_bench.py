@@ -257,20 +257,20 @@ def bind_shifted(workload, cos, sin):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("bind", [bind_other_layout, bind_nan, bind_shifted])
 def test_wrong_results_are_caught(bind, dtype):
-    mutant = peers.Peer("mutant", bind, "float32", narrow=True)
+    mutant = peers.Peer("mutant", bind, narrow=True)
     status = run_check(mutant, replace(SMALL, dtype=dtype)).status
     assert status.startswith("wrong: result has relative error")
 
 
 def test_a_wrong_backward_is_caught_although_its_forward_is_right():
-    mutant = peers.Peer("mutant", bind_wrong_backward, "float32")
+    mutant = peers.Peer("mutant", bind_wrong_backward)
     assert run_check(mutant, SMALL).status == "ok"
     status = run_check(mutant, replace(SMALL, direction="backward")).status
     assert status.startswith("wrong: gradient has relative error")
 
 
 def test_another_result_dtype_is_no_result():
-    mutant = peers.Peer("mutant", lambda *_: lambda q, k: (q.double(), k.double()), "float32")
+    mutant = peers.Peer("mutant", lambda *_: lambda q, k: (q.double(), k.double()))
     with pytest.raises(TypeError, match="mutant: expected .*float32.*, got torch.float64"):
         run_check(mutant, SMALL)
 
@@ -278,7 +278,7 @@ def test_another_result_dtype_is_no_result():
 def test_bound_is_tight_enough_to_catch_one_wrong_ulp_of_the_table():
     """The tables' last bits wrong by 4 units must show in float32 somewhere."""
     bind = lambda w, c, s: PEERS["ropelab"].bind(w, c * (1 + 2**-20), s * (1 + 2**-20))  # noqa: E731
-    assert run_check(peers.Peer("mutant", bind, "float32"), replace(SMALL, seq_len=64)).status.startswith("wrong")
+    assert run_check(peers.Peer("mutant", bind), replace(SMALL, seq_len=64)).status.startswith("wrong")
 
 
 def test_calls_run_once_per_set():
@@ -297,8 +297,8 @@ def test_calls_run_once_per_set():
 
 def test_missing_packages_are_listed_as_not_run(monkeypatch, tmp_path):
     monkeypatch.setattr(packages.locate, "__defaults__", (None, tmp_path))
-    absent = peers.Peer("absent", lambda *_: None, "", package="no-such-package-ropelab")
-    old = peers.Peer("old", lambda *_: None, "", package="torchembed", version="0.0.1")
+    absent = peers.Peer("absent", lambda *_: None, package="no-such-package-ropelab")
+    old = peers.Peer("old", lambda *_: None, package="torchembed", version="0.0.1")
     found, missing = peers.available((PEERS["hf_eager"], absent, old))
     assert [peer.name for peer in found] == ["hf_eager"]
     assert "no-such-package-ropelab" in missing["absent"] and "torchembed 0.0.1" in missing["old"]

@@ -153,9 +153,7 @@ def test_what_cannot_run_stays_in_the_table(called_once):
     def bind(workload, cos, sin):
         raise NotImplementedError("contiguous tensors only\nand more")
 
-    frame = compare(
-        PeerRotation(replace(SMALL, storage="qkv"), [peers.Peer("picky", bind, "")]), rounds=1, device="cpu"
-    )
+    frame = compare(PeerRotation(replace(SMALL, storage="qkv"), [peers.Peer("picky", bind)]), rounds=1, device="cpu")
     picky = frame[frame.contender == "picky"]
     assert picky.direction.tolist() == list(DIRECTIONS)
     assert set(picky.status) == {"failed: NotImplementedError: contiguous tensors only"}

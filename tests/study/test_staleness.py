@@ -177,7 +177,7 @@ def test_an_added_peer_marks_no_record(monkeypatch):
     entries = [*fetch_peers.read_list(), replace(peer, name="another", version="1.0")]
     monkeypatch.setattr(fetch_peers, "read_list", lambda file=None: entries)
     assert before == {path: staleness.stale(about) for path, about in COMMITTED.items()}
-    added = "bench.peer_table", "ENTRIES = (\n", 'ENTRIES = (\n    Entry("another", "x.bind", _FP32, "", 1, "o"),\n'
+    added = "bench.peer_table", "ENTRIES = (\n", 'ENTRIES = (\n    Entry("another", "x.bind", "", 1, "o"),\n'
     assert measuring_code.hashes(measuring(added)) == measuring_code.hashes()
 
 

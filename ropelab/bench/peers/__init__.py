@@ -19,7 +19,7 @@ from ropelab.bench.peers.peer import BOTH, Bind, Pair, Peer, Rotate, differentia
 def _peer(entry: Entry) -> Peer:
     module, _, function = entry.bind.partition(".")
     bind = getattr(import_module(f"{__name__}.{module}"), function)
-    return Peer(entry.name, partial(bind, **entry.options) if entry.options else bind, entry.tables, **entry.about)
+    return Peer(entry.name, partial(bind, **entry.options) if entry.options else bind, **entry.about)
 
 
 BY_NAME = {entry.name: _peer(entry) for entry in ENTRIES}

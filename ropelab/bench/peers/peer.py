@@ -23,7 +23,6 @@ class Peer:
     Attributes:
         name: the name in records.
         bind: the function that returns the rotation: see `ropelab.bench.peers`.
-        tables: the dtype of cos and sin, in words.
         layouts, directions, storages: what the peer offers of each, as in `Workload`.
         package, version: the package and its version; None for code of this repository.
         narrow: whether the peer rounds intermediate results to the dtype of q, in the forward because its tables have
@@ -34,7 +33,6 @@ class Peer:
 
     name: str
     bind: Bind
-    tables: str
     layouts: tuple[str, ...] = BOTH
     directions: tuple[str, ...] = ("forward", "backward")
     storages: tuple[str, ...] = STORAGES

@@ -784,7 +784,7 @@ class Truth:
 
         options = {"layout": self.layout, "seq_format": "thd", "positions": positions, "inverse": inverse}
         expected = reference.rotate(x.detach(), self.cos, self.sin, **options)
-        peer = peers.Peer("", None, "float32 angles", own_tables=True)
+        peer = peers.Peer("", None, own_tables=True)
         return expected, peers.error_bound(x, replace(self._bounds, dtype=x.dtype), peer)
 
 

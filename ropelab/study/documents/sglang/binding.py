@@ -43,5 +43,5 @@ def is_interleaved(workload: Workload) -> bool:
 
 def contender(name: str, bind, **more) -> Peer:
     """A contender that rotates in place with tables in the dtype of q, unless ``more`` says otherwise."""
-    options = {"tables": "rounded to the dtype of q", "directions": ("forward",), "in_place": True, "narrow": True}
+    options = {"directions": ("forward",), "in_place": True, "narrow": True}
     return Peer(name, bind, **(options | more))

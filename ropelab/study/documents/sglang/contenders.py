@@ -200,7 +200,7 @@ CONTENDERS: dict[str, Peer] = {
 }
 """Name -> contender: all contenders that run from this repository, and flash-attn's Triton kernel."""
 
-_FLASHINFER = {"package": flashinfer.PACKAGE, "tables": "float32", "narrow": False}
+_FLASHINFER = {"package": flashinfer.PACKAGE, "narrow": False}
 
 PACKAGES: tuple[Peer, ...] = (
     contender(VLLM, partial(cos_sin_cache.bind, engine="vllm"), package="vllm"),
