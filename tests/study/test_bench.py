@@ -269,6 +269,13 @@ def test_a_wrong_backward_is_caught_although_its_forward_is_right():
     assert status.startswith("wrong: gradient has relative error")
 
 
+def test_a_peer_is_timed_in_the_direction_in_which_it_is_right(called_once):
+    frame = compare(PeerRotation(SMALL, [peers.Peer("mutant", bind_wrong_backward)]), rounds=1, device="cpu")
+    rows = frame[frame.contender == "mutant"].set_index("direction")
+    assert rows.status["forward"] == "ok" and rows.median_us.notna().to_dict() == {"forward": True, "backward": False}
+    assert rows.status["backward"].startswith("wrong: gradient has relative error")
+
+
 def test_another_result_dtype_is_no_result():
     mutant = peers.Peer("mutant", lambda *_: lambda q, k: (q.double(), k.double()))
     with pytest.raises(TypeError, match="mutant: expected .*float32.*, got torch.float64"):
