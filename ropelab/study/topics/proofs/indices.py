@@ -55,7 +55,7 @@ def show() -> None:
     here = found[found.outcome != BY_TESTS]
     display(found.style.hide(axis="index").format(na_rep=""))
     statements(list(here.statement), PROVED)
-    place = altered(Shard.place, "local < half", "local <= half")
-    planted = proof("zigzag and whole chunks are a partition of a sequence", {"place": place})
+    wrong = altered(Shard.in_sequence, "local < half", "local <= half")
+    planted = proof("zigzag and whole chunks are a partition of a sequence", {"in_sequence": wrong})
     assert (here.outcome == "proved").all() and planted.outcome == "refuted", (here, planted)
     display(Markdown(f"With `local <= half` in place of `local < half`, Z3 answers: `{planted.refutation}`."))

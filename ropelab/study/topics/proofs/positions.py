@@ -41,12 +41,12 @@ def _chunk(place: z3.ArithRef, local: z3.ArithRef, size: z3.ArithRef, shard: pos
 
 
 def _shards(m: Machine, shard: positions_torch.Shard) -> Any:
-    """`Shard.place` for a sequence of any length that the ranks can share."""
+    """`Shard.in_sequence` for a sequence of any length that the ranks can share."""
     size = m.integer("size", 0, 2**31, width=64)
     length = (1 + shard.dual) * size
     local = m.integer("local", 0, length, width=64)
     m.replaced["torch"] = SimpleNamespace(where=Language(m).where)
-    place = m.call(positions_torch.Shard.place, shard, local, length)
+    place = m.call(positions_torch.Shard.in_sequence, shard, local, length)
     return every((place.safe, _chunk(place.value, local.value, size.value, shard)))
 
 
