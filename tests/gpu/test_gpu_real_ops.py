@@ -118,8 +118,8 @@ def test_latent_attention_in_training(seq_format, part):
     case = latent_attention.Latent(seq_format, tokens=512, part=part)
     sets = case.sets("cuda")
     for contender in case.contenders(sets, "cuda").values():
-        if isinstance(contender, str):
-            raise packages.NotInstalled(contender)
+        if isinstance(contender.run, str):
+            raise packages.NotInstalled(contender.run)
         assert case.check(contender.run, sets[0]) == "ok"
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ropelab.bench import compare
 from ropelab.interop.sglang import rotary_embedding_cos_sin
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.documents.sglang import calls, contenders, kernel_contenders, kernels, measure
@@ -43,8 +42,8 @@ def test_every_kernel_is_the_definition(peer, tokens, layout):
 def test_head_sizes_and_dtypes(name, head_dim, dtype, layout):
     cell = replace(measure._cell(2, 33, 8, 2, head_dim, layout), dtype=dtype)
     buffers = cell.buffers(device="cuda")[0]
-    bound, status = compare.bind(cell, [KERNELS[name]], buffers)
-    assert compare.checked(bound, cell, buffers, status), status
+    ready, status = measure._ready(cell, [KERNELS[name]], buffers)
+    assert name in ready, status
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
