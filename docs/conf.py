@@ -32,6 +32,8 @@ templates_path = ["_templates"]
 html_css_files = ["study.css"]
 html_js_files = ["ledger.js"]
 html_copy_source = False
+html_domain_indices = False  # the sidebar lists the modules
+toc_object_entries_show_parents = "hide"
 html_show_copyright = False
 
 

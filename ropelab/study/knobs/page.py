@@ -1,12 +1,15 @@
 """Turn an element into HTML that a page of the report, or any other page, can hold."""
 
 import json
+import re
 from collections.abc import Mapping
 
 from markupsafe import Markup
 
 from ropelab.study.knobs.modules import module, style
 
+_COMMENT = re.compile(r"^ *(?://.*\n|/\*\*.*\*/\n)?", re.MULTILINE)
+"""The beginning of a line, and a line of comment."""
 _HTML = Markup("""\
 <div class="knob" data-knob="{name}"><p>{without}</p></div>
 <style>
@@ -36,7 +39,7 @@ def html(
         name=element,
         without=without,
         style=Markup(style()),
-        module=Markup(_in_script(module(element))),
+        module=Markup(_in_script(_COMMENT.sub("", module(element)))),
         data=Markup(_in_script(json.dumps(data, separators=(",", ":"), allow_nan=False))),
         state=Markup(_in_script(json.dumps(state or {}))),
     )

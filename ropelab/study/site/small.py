@@ -9,6 +9,8 @@ _UNSEEN = re.compile(
 )
 _NAMES = re.compile(r"\b[mp][0-9a-f]{10}\b")
 _AS_IT_IS = re.compile(r"(<(pre|script|style|textarea)\b.*?</\2>)", re.DOTALL)
+_ALONE = re.compile(r"(<td[^>]*>)<p>((?:(?!<p|</?td).)*)</p>(?=</td>)", re.DOTALL)
+_BLOCK = re.compile(r"> (?=</?(?:section|div|p|ul|li|dl|dt|dd|table|thead|tbody|tr|th|td|symbol)\b)")
 # Spans of names, points and operators, which have the colour of all text, and those that Sphinx puts around words.
 _PLAIN = re.compile(r'<span(?: class="(?:pre|n|p|o|w)")?>([^<]*)</span>')
 # The name and the column of a cell of a table of pandas; a style of the table may speak of them.
@@ -16,18 +18,23 @@ _CELL = re.compile(r'(?<=<t[dh]) id="((T_[^_"]+)_[^"]+)"(?: class="[^"]*?(col\d+
 
 
 def svg(figure: str) -> str:
-    """A figure of matplotlib with coordinates to a hundredth of a point, and with each style once, as a class."""
+    """A figure of matplotlib with coordinates to a tenth of a point, and with each style once, as a class."""
     styles: dict[str, str] = {}
 
     def attributes(tag: re.Match[str]) -> str:
-        rounded = re.sub(r"(\.\d\d)\d+", r"\1", tag[0])
+        rounded = tag[0]
+        # A matrix counts for all pixels of its image.
+        if "matrix(" not in rounded and "<image" not in rounded:
+            rounded = re.sub(r"\.0+\b", "", re.sub(r"(\d\d\.\d|\.\d\d)\d+", r"\1", rounded))
         return re.sub(r'style="([^"]*)"', lambda at: f'class="{styles.setdefault(at[1], f"s{len(styles)}")}"', rounded)
 
     names: dict[str, str] = {}
     small = re.sub(r"<[^<>]+>", attributes, _UNSEEN.sub("", figure))
     small = _NAMES.sub(lambda name: names.setdefault(name[0], f"i{len(names)}"), small)
     classes = "".join(f".{name}{{{style}}}" for style, name in styles.items())
-    return re.sub(r"\s+", " ", small.replace("</style>", f"{classes}</style>", 1)).strip()
+    small = re.sub(r"\s+", " ", small.replace("</style>", f"{classes}</style>", 1)).strip()
+    small = re.sub(r"> <(?!/?t)", "><", small.replace("xlink:href", "href"))  # a space between letters stays
+    return re.sub(r"(?<= d=\")[^\"]+", lambda path: re.sub(r" ?([A-Za-z]) ?", r"\1", path[0]), small)
 
 
 def page(html: str) -> str:
@@ -41,7 +48,13 @@ def page(html: str) -> str:
         kept = f' id="{name}"' * (f"#{name}" in spoken_of)
         return kept + f' class="{column}"' * (f"#{table} .{column}" in spoken_of)
 
-    html = _CELL.sub(cell, html).replace('class="docutils literal notranslate"', 'class="literal"')
+    html = _ALONE.sub(r"\1\2", _CELL.sub(cell, html)).replace("docutils literal", "literal")
+    html = html.replace(" notranslate", "")
     # Every third part is the name of the tag whose text the part before it is.
     parts = _AS_IT_IS.split(html)
-    return "".join(part if at % 3 else re.sub(r"\s+", " ", part) for at, part in enumerate(parts) if at % 3 != 2)
+    return "".join(part if at % 3 else _spaced(part) for at, part in enumerate(parts) if at % 3 != 2)
+
+
+def _spaced(html: str) -> str:
+    """Single spaces, and none between blocks."""
+    return _BLOCK.sub(">", re.sub(r"\s+", " ", html))
