@@ -19,6 +19,7 @@ from ropelab.bench.operation import COPY, Contender, Operation, table
 from ropelab.bench.peers import quack
 from ropelab.bench.projection_law import Product
 from ropelab.call import operation, projection
+from ropelab.call.projection_paths import ProductSize
 from ropelab.kernels import Rotation, backend
 from ropelab.kernels import run as running
 from ropelab.kernels.tensors import ProjectionTensors
@@ -69,6 +70,10 @@ class Projection(Product):
         """The columns that identify the workload in a record."""
         names = ("tokens", "inputs", "outputs", "q_heads", "k_heads", "head_dim", "block")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def work(self) -> ProductSize:
+        return super().work._replace(norm="norm" in self.block)
 
     @property
     def checked(self) -> "Projection":

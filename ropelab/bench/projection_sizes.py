@@ -13,10 +13,10 @@ from functools import partial
 import pandas as pd
 import torch
 
-from ropelab import apply_qk_norm_rope, apply_rope
+from ropelab import apply_qk_norm_rope, apply_rope, qkv_rope
 from ropelab.bench import cells, timing
 from ropelab.bench.operation import Contender, checked, divided, tidy
-from ropelab.bench.projection import KERNEL, OURS, PRODUCT, Projected, Projection, Tensors, alone, on_path, paths
+from ropelab.bench.projection import KERNEL, OURS, PRODUCT, Projected, Projection, Tensors, alone, paths
 from ropelab.call.projection import Heads
 from ropelab.layout.pairing import LAYOUTS
 
@@ -76,7 +76,7 @@ def _compare(seed: int, case: Projection, device: torch.device | str, rounds: in
     pass_us = frame.loc[frame.contender == OURS, "median_us"].max()
     batch = round(min(max(_BATCH_US / pass_us, _BATCH[0]), _BATCH[1])) if pass_us > 0 else _BATCH[0]
     eager = {
-        EAGER: partial(_in_turn, on_path(tensors, "auto"), tensors),
+        EAGER: partial(_in_turn, partial(qkv_rope, **tensors.options()), tensors),
         EAGER_STEPS: partial(_in_turn, _steps(tensors), tensors),
     }
     frame = pd.concat([frame, timing.host_times(eager, rounds=rounds, batch=batch, both=True)])

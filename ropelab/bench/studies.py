@@ -45,8 +45,9 @@ STUDIES: dict[str, Study] = {
     "cached_keys": Study(cached_keys, gpu_gib=2, rows=50, wide=True),
     # With 8,192 tokens q of 128 heads takes 1 GiB, and two sets take turns.
     "block_scales": Study(block_scales, gpu_gib=8, rows=32, wide=True),
-    # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
-    "latent_attention": Study(latent_attention, gpu_gib=16, rows=30),
+    # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size;
+    # three processes compile the parts.
+    "latent_attention": Study(latent_attention, gpu_gib=27, rows=30),
     "latent_tiles": Study(latent_tiles, gpu_gib=12, rows=243, wide=True),
     # A set of 16,384 tokens takes 0.2 GiB, and each contender keeps results of such a size.
     "mrope": Study(mrope, gpu_gib=2, rows=120, wide=True),

@@ -176,7 +176,8 @@ class Projection(Operation):
         x, weights, _ = factors(tensors[self.writes :])
         heads, path, launch = heads_of(tensors[self.writes :], call, where.options.seq_format), call.path, None
         if path == "auto":
-            size = ProductSize(x.shape[:-1].numel(), x.shape[-1], sum(heads.features), sum(heads.features[:2]))
+            features, normed = heads.features, tensors[self.names.index("q_weight")] is not None
+            size = ProductSize(x.shape[:-1].numel(), x.shape[-1], sum(features), sum(features[:2]), normed)
             path = fastest(size, x.device)
         if path != "pass" and len(weights) == 1:
             launch = self.by_kernel(path, tensors, where, heads, call)

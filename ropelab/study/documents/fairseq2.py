@@ -972,7 +972,7 @@ STUDIES: dict[str, Study] = {
     "fairseq2_defaults": Study(defaults, gpu_gib=1, rows=28, timed=False),
     "fairseq2_equality": Study(equality, gpu_gib=1, rows=26, timed=False),
     "fairseq2_grid": Study(grid, gpu_gib=10, rows=108),
-    "fairseq2_inductor": Study(inductor, untimed=generated, gpu_gib=9, rows=8),
+    "fairseq2_inductor": Study(inductor, untimed=generated, gpu_gib=11, rows=8),
     "fairseq2_reorderings": Study(reorderings, gpu_gib=8, rows=4),
 }
 """The name of a record -> the study that measures it."""

@@ -17,7 +17,7 @@ STUDIES: dict[str, Study] = {
     # their float64 check.
     "sglang_protocols": Study(protocols, gpu_gib=6, rows=108),
     "sglang_second_grid": Study(second_grid, gpu_gib=4, rows=10),
-    "sglang_flashinfer_calls": Study(flashinfer_calls, gpu_gib=10, rows=96),
+    "sglang_flashinfer_calls": Study(flashinfer_calls, gpu_gib=39, rows=96),
     "sglang_head_sizes": Study(head_sizes, gpu_gib=3, rows=9),
     "sglang_low_tokens": Study(low_tokens, gpu_gib=1, rows=8),
     "sglang_vector_widths": Study(vector_widths, gpu_gib=4, rows=4),

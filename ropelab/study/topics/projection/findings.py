@@ -146,7 +146,9 @@ def drawn(frame: pd.DataFrame) -> pd.DataFrame:
         index=DRAWN, columns="contender", values="median_us", sort=False
     ).reset_index()  # fmt: skip
     works = [
-        ProductSize(row.tokens, row.inputs, row.outputs, (row.q_heads + row.k_heads) * row.head_dim)
+        ProductSize(
+            row.tokens, row.inputs, row.outputs, (row.q_heads + row.k_heads) * row.head_dim, "norm" in row.block
+        )
         for row in table.itertuples()
     ]
     path = pd.Series([_path(work, gpu) for work, gpu in zip(works, table.gpu, strict=True)], table.index)
