@@ -125,14 +125,16 @@ def rotate_cached_keys(
             return key_cache
         angles = given_angles(cos, sin, frequencies)
         where = located(as_keys(given[0], slots), angles, positions, 0, layout, None, "thd", rotary_slice, axes=axes)
+        features = key_cache.shape[-1]
+        if key_cache.ndim == 3 and rotary_slice is None and 2 * angles.columns == features:
+            key = None  # every such call warns
+            if not torch.compiler.is_compiling():
+                warn(
+                    f"key_cache: blocks of {key_cache.shape[1]} entries, all of whose {features} features turn (of a "
+                    f"pool [slots, heads, head_dim] pass key_cache.unsqueeze(1); of entries pass rotary_slice=(0, "
+                    f"{features}))"
+                )
         ROTATE.run(given, where, key=key)
     except (TypeError, ValueError) as error:
         raise renamed(error, positions="deltas", q="key_cache") from error
-    features = key_cache.shape[-1]
-    if key_cache.ndim == 3 and rotary_slice is None and 2 * angles.columns == features:
-        if not torch.compiler.is_compiling():
-            warn(
-                f"key_cache: blocks of {key_cache.shape[1]} entries, all of whose {features} features turn (of a pool "
-                f"[slots, heads, head_dim] pass key_cache.unsqueeze(1); of entries pass rotary_slice=(0, {features}))"
-            )
     return key_cache

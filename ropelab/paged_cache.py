@@ -165,8 +165,9 @@ def rope_and_cache(
     norm = given_norm(q_weight, k_weight, eps, weight_offset, norm_first)
     given[Q_OUT] = q_out = empty_heads(q) if q_out is None else q_out
     read = Norm(0.0) if norm is None else norm
-    WRITE.run(given, where, norm, flat=(read.eps, read.weight_offset, read.first), key=key)
+    WRITE.run(given, where, norm, flat=(read.eps, read.weight_offset, read.first))
     warn_of_accidents(q, where)
+    WRITE.remember(key, given, where, norm)
     return q_out
 
 
@@ -244,8 +245,9 @@ def mla_rope_and_cache(
     if prepared is not None:
         prepared(given, *tensors, positions, offsets)
         return q_out
-    WRITE_LATENT.run(given, where, key=key)
+    WRITE_LATENT.run(given, where)
     warn_of_accidents(q_pe, where)
+    WRITE_LATENT.remember(key, given, where)
     return q_out
 
 

@@ -83,6 +83,6 @@ def apply_qk_norm_rope(
     eps = single("eps", eps, at_least=0)
     check_fixed_tables(cos, sin)
     ys = differentiated(*given, where, eps)
-    FORWARD.remember(key, given, where, eps)
     warn_of_accidents(q, where)
+    FORWARD.remember(key, given, where, eps)
     return ys

@@ -169,6 +169,6 @@ def apply_rope(
     angles = given_angles(cos, sin, frequencies)
     where = located(q, angles, positions, offsets, layout, out_layout, seq_format, rotary_slice, inverse, axes)
     ys = differentiated(q, k, where, inplace)
-    operation.remember(key, given, where)
     warn_of_accidents(q, where)
+    operation.remember(key, given, where)
     return ys

@@ -101,6 +101,8 @@ PreparedCalls: TypeAlias = Remembered[Hashable, Prepared]
 prepared_calls = PreparedCalls()
 """The prepared calls by their keys: those of `Operation.look_up`, and those of operations."""
 
+_EXACT = frozenset((str, bool, int, float, *map(type, (None, int, torch.Tensor, torch.nn.Parameter, torch.float32))))
+"""The types of words and numbers of which equal ones of one type are the same: also those of classes and of dtypes."""
 _WITHOUT_KEY = AttributeError, IndexError, RuntimeError, TypeError
 """What the properties of a wrong argument raise. Its call has no key, and the checks name the argument."""
 
@@ -166,8 +168,8 @@ class Operation:
     ) -> tuple[tuple | None, Prepared | None]:
         """The key of a call as its caller wrote it, and what earlier calls with this key prepared.
 
-        There is no key where a compiler, a transform or a mode sees the call, or autograd without `records`, and where
-        the host makes a tensor for the call.
+        There is no key where a compiler, a transform or a mode sees the call, or autograd without `records`, where the
+        host makes a tensor for the call, and where a word or a number is an object that may change or equal others.
 
         Args:
             words, numbers: the arguments that are strings, and the numbers and flags, of which equal ones may be wrong.
@@ -182,6 +184,8 @@ class Operation:
             return None, None
         tensors = *given, cos, sin, positions
         try:
+            if not _EXACT.issuperset(map(type, (*words, *numbers, *(axes or ()), *(rotary_slice or ())))):
+                return None, None
             recorded = False
             if torch.is_grad_enabled():
                 for x in tensors:
@@ -201,7 +205,12 @@ class Operation:
             return None, None
 
     def remember(self, key: tuple | None, given: Tensors, where: Where, *numbers: Hashable) -> None:
-        """Let calls with ``key``, a key of `look_up`, share what the call with these arguments has prepared."""
+        """Let calls with ``key``, a key of `look_up`, share what the call with these arguments has prepared.
+
+        A call with a tensor of a subclass goes through the dispatcher every time.
+        """
+        if any(type(x) not in PLAIN for x in (*given, *where.read.values())):
+            return
         if key is not None and (prepared := prepared_calls.get(self._key(given, where, numbers))) is not None:
             _, recorded, *_ = key
             prepared_calls.keep(key, replace(prepared, recorded=recorded))

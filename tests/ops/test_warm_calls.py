@@ -5,8 +5,10 @@ It gives, writes, refuses and records what a first call would, whoever watches.
 
 import importlib
 import threading
+import warnings
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -353,3 +355,50 @@ def test_threads_forget_together():
     for thread in threads:
         thread.join()
     assert len(remembered) == 50
+
+
+class Counted(torch.Tensor):
+    """A subclass without operations of its own."""
+
+
+class Number:
+    """An integer that may change."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+def test_a_subclass_goes_through_the_dispatcher_every_time(torch_backend):
+    call = arguments("apply_rope", "rows")
+    found = [ropelab.apply_rope(**copied(call) | {"q": call["q"].clone().as_subclass(Counted)}) for _ in range(3)]
+    assert {tuple(map(type, ys)) for ys in found} == {tuple(map(type, found[0]))}
+
+
+def test_numbers_that_overflow_or_change_are_read_every_time(torch_backend):
+    cos, sin = ropelab.rotary_table(8, 8)
+    x = torch.ones(4, 4, 128)
+    shapes = [
+        [y.shape for y in ropelab.rope_and_quantize(x, cos=cos, sin=sin, block_dim=b, rotary_slice=(120, 128))]
+        for b in (64, np.uint8(64), np.uint8(64))
+    ]
+    assert shapes[0] == shapes[1] == shapes[2]
+    dim, kv, k_pe = Number(16), torch.ones(1, 3, 2, 32), torch.ones(1, 3, 1, 8)
+    for dim.value in (16, 8, 16):
+        _, value = ropelab.assemble_mla_kv(kv, k_pe, dim, cos=cos, sin=sin)
+        assert value.shape[-1] == 32 - dim.value
+
+
+def test_a_warning_that_is_an_error_refuses_every_call(torch_backend):
+    cos, sin = ropelab.rotary_table(8, 16)
+    q, cache = torch.ones(1, 3, 2, 32), torch.ones(5, 8, 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            with pytest.raises(UserWarning, match="columns turn the first 16 of 32 features"):
+                ropelab.apply_rope(q, cos=cos, sin=sin)
+            with pytest.raises(UserWarning, match="all of whose 16 features turn"):
+                ropelab.rotate_cached_keys(cache, torch.arange(3), 1, cos=cos, sin=sin)
+    assert bool((cache == 1).all())
