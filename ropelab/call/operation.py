@@ -184,7 +184,8 @@ class Operation:
             return None, None
         tensors = *given, cos, sin, positions
         try:
-            if not _EXACT.issuperset(map(type, (*words, *numbers, *(axes or ()), *(rotary_slice or ())))):
+            several = *(() if axes is None else axes), *(() if rotary_slice is None else rotary_slice)
+            if not _EXACT.issuperset(map(type, (*words, *numbers, *several))):
                 return None, None
             recorded = False
             if torch.is_grad_enabled():
@@ -196,9 +197,7 @@ class Operation:
                         break
             key = (
                 self, recorded, backends.forced, words, axes, rotary_slice,
-                numbers, *map(type, numbers), type(offsets),
-                *(() if axes is None else map(type, axes)), *(() if rotary_slice is None else map(type, rotary_slice)),
-                *self._properties(tensors),
+                numbers, *map(type, numbers), type(offsets), *map(type, several), *self._properties(tensors),
             )  # fmt: skip
             return key, prepared_calls.get(key)
         except _WITHOUT_KEY:
